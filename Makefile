@@ -29,13 +29,14 @@ RELEASED_GATEWAY := CGO_ENABLED=0 $(GO) build -pgo=cmd/gateway/release.pgo -ldfl
 TEST_GATEWAY := export CGO_ENABLED=0 GO="$(GO)" && GATEWAY_TEST_BINARY=$$(dist/test-gateway.sh) && export GATEWAY_TEST_BINARY &&
 
 QEMU_DIR    := /var/lib/boxgate/qemu
+VMM_DIR     := /var/lib/boxgate/vmm
 RUNSC_DIR   := /var/lib/boxgate/gvisor
 RUNSC       := gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker podman cni firewalls runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
+.PHONY: help deps build image docker podman cni firewalls runtime-debs promtool nameserver postgres proxies sshd runsc vmm scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
 
 help: ## list the targets
 	@echo "While editing:           make quick                  seconds to a minute, without root"
@@ -122,6 +123,9 @@ cni: docker ## build cnitool, crictl and plugins of the CNI project, for the tes
 runsc: ## build gVisor's runtime from the Go module proxy, for the tests of runtimes (about two minutes)
 	@mkdir -p $(RUNSC_DIR)
 	GOBIN=$(RUNSC_DIR) GOFLAGS=-trimpath CGO_ENABLED=0 $(GO) install -ldflags '-s -w' $(RUNSC)
+
+vmm: ## unpack QEMU and Debian's kernel for clouds, for the test with virtual machines (amd64), without installing them
+	@dist/unpack.sh $(VMM_DIR) 'boot/vmlinuz-*' qemu-system-x86 linux-image-cloud-amd64
 
 postgres: ## unpack the PostgreSQL server of one test where there is none, without installing it
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || dist/unpack.sh /var/cache/boxgate-postgres 'usr/lib/postgresql/*/bin/postgres' postgresql
