@@ -41,6 +41,7 @@ type Firewall struct {
 	retry     removalRetry
 	suspended map[policy.BoxID]bool // boxes whose interface is down until Resume, including those that are not attached yet
 	guests    map[policy.BoxID]*dhcp.Server
+	taps      map[policy.BoxID]func() // ends followTap
 	idle      idle
 	closed    bool
 }

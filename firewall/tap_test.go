@@ -482,14 +482,44 @@ func TestTapThatItsMachineChanges(t *testing.T) {
 	if now := owner(); now != 0 {
 		t.Errorf("the owner of a closed tap: %d", now)
 	}
-	before, err := gw.LinkByName(g.Tap.Name)
+	w.deletes(g, gw)
+	inside := w.addGuest("inside", 21, true)
+	apart, err := netlink.NewHandleAt(w.boxNS[inside.Box])
 	w.must(err)
-	g.tap = w.openTap(w.gateway, g.Tap.Name)
+	defer apart.Close()
+	w.must(inside.tap.Close())
+	for range 2 { // also the one that was made again
+		w.deletes(inside, apart)
+	}
+	w.apply(inside.Box, allow("198.51.100.0/24", "2001:db8:2::/48"))
+	inside.tap = w.openTap(w.boxNS[inside.Box], inside.Tap.Name)
+	go inside.receive()
+	w.wait("a frame passes the tap that was made again", func() bool {
+		inside.send(ether(broadcast, link.MAC(inside.Box), unix.ETH_P_ARP, arp(link.MAC(inside.Box), inside.V4, w.cfg.GatewayV4)))
+		return inside.find(func(f []byte) bool { return f[13] == 6 }) != nil
+	})
+	w.must(w.fw.RemoveBox(context.Background(), inside.Box))
+	if _, err := apart.LinkByName(inside.Tap.Name); !errors.As(err, new(netlink.LinkNotFoundError)) {
+		t.Errorf("the tap of a removed box: %v", err)
+	}
+}
+
+// deletes makes a VMM delete its tap, and waits until there is another. The test has closed the tap.
+func (w *world) deletes(g *guest, h *netlink.Handle) {
+	w.t.Helper()
+	ns := w.gateway
+	if g.Tap.Inside {
+		ns = w.boxNS[g.Box]
+	}
+	before, err := h.LinkByName(g.Tap.Name)
+	w.must(err)
+	g.tap = w.openTap(ns, g.Tap.Name)
 	w.must(unix.IoctlSetInt(int(g.tap.Fd()), unix.TUNSETPERSIST, 0))
 	w.must(g.tap.Close())
 	w.wait("the tap is there again", func() bool {
-		l, err := gw.LinkByName(g.Tap.Name)
-		return err == nil && l.Attrs().Index != before.Attrs().Index && l.Attrs().RawFlags&unix.IFF_UP != 0 && w.fw.links.GateIntact(l.Attrs().Index)
+		l, err := h.LinkByName(g.Tap.Name)
+		return err == nil && l.Attrs().Index != before.Attrs().Index && l.Attrs().RawFlags&unix.IFF_UP != 0 &&
+			(g.Tap.Inside || w.fw.links.GateIntact(l.Attrs().Index))
 	})
 }
 

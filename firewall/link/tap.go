@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -246,6 +247,38 @@ func (l *Links) joinTap(b *Attachment, inside *netlink.Handle, ns netns.NsHandle
 		}
 	}
 	return errors.Join(inside.LinkSetUp(tap), inside.LinkSetUp(end))
+}
+
+// FollowTap calls lost when the tap in the namespace of a box has been deleted, and when that can no longer be seen, until stop
+// is called. lost is called by another goroutine, or before FollowTap returns.
+func FollowTap(b *Attachment, lost func()) (stop func(), err error) {
+	ns, inside, err := namespace.Open(b.NetNS)
+	if err != nil {
+		return nil, fmt.Errorf("inside the box: tap %s: %w", b.Tap.Name, err)
+	}
+	defer func() { _ = ns.Close() }()
+	defer inside.Close()
+	updates, done := make(chan netlink.LinkUpdate), make(chan struct{})
+	if err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{Namespace: &ns}); err != nil {
+		return nil, fmt.Errorf("inside the box: tap %s: %w", b.Tap.Name, err)
+	}
+	name := b.Tap.Name
+	go func() {
+		for u := range updates {
+			if u.Header.Type == unix.RTM_DELLINK && u.Attrs().Name == name {
+				lost()
+			}
+		}
+		select {
+		case <-done:
+		default:
+			lost()
+		}
+	}()
+	if _, err := inside.LinkByName(name); err != nil { // deleted before
+		lost()
+	}
+	return sync.OnceFunc(func() { close(done) }), nil
 }
 
 // DeleteInside deletes the tap in the namespace of a box, if it has one there. [Links.Delete] leaves it, since it is no end of the

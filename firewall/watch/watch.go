@@ -29,6 +29,8 @@ type Watcher struct {
 	owner   Owner
 	log     *zap.Logger
 
+	damage *damage
+
 	nft, route *netlink.Conn
 }
 
@@ -62,7 +64,7 @@ type Owner interface {
 // Open opens the sockets that receive changes in the network namespace. It is called after the table is written; changes
 // between Open and Run are buffered.
 func Open(ns netns.NsHandle, table *nft.Table, routing *route.Host, links *link.Links, owner Owner, log *zap.Logger) (*Watcher, error) {
-	w := &Watcher{table: table, routing: routing, links: links, owner: owner, log: log}
+	w := &Watcher{table: table, routing: routing, links: links, owner: owner, log: log, damage: newDamage()}
 	var err error
 	if w.nft, err = subscribe(ns, unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES); err != nil {
 		return nil, err
@@ -86,6 +88,10 @@ func (w *Watcher) Close() {
 	}
 }
 
+// Suspect has [Watcher.Run] restore a box that was changed where the watcher does not look. It can be called before Run, and by several
+// goroutines.
+func (w *Watcher) Suspect(id policy.BoxID) { w.damage.add(false, id) }
+
 // A failed repair is retried with a delay that doubles from firstRetry to lastRetry.
 const (
 	firstRetry = 50 * time.Millisecond
@@ -95,7 +101,7 @@ const (
 // Run has changes by other programs repaired, until ctx ends. Failed repairs are retried. It returns an error when it can
 // no longer see changes. Call it once.
 func (w *Watcher) Run(ctx context.Context) error {
-	d := newDamage()
+	d := w.damage
 	failed := make(chan error, 2)
 	var followers sync.WaitGroup
 	followers.Go(func() { failed <- follow(w.nft, w.tableChanged, d) })
