@@ -17,6 +17,7 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // A box reaches a service of the host and a port of another box by name if its policy lists them, and nothing else there. When the policy
@@ -102,6 +103,35 @@ except OSError as e:
 		t.Errorf("the connection outlived its entry: %d %v", code, err)
 	}
 	_ = open.Close()
+}
+
+// A service at an address that the host gets later, and a listener of the gateway on all addresses with it, is closed from the next
+// connection on.
+func TestAttackServiceBecomesTheGateways(t *testing.T) {
+	t.Parallel()
+	const at = "192.0.2.77"
+	w := harness.NewWorld(t, func(c *config.Config) {
+		c.Network.Services = config.Services{"late": {Host: at + ":80"}}
+		c.Ingress.HTTP = ":80"
+	})
+	box := w.Create(map[string]any{"network_policy": harness.Custom("service:late")})
+	const get = "curl -sS --max-time 60 -o /dev/null -w '%{http_code}' http://late.service.boxgate.internal/echo"
+	if out, code := w.Sh(box, get); code != 0 || out != "200" {
+		t.Fatalf("the service: %d %s", code, out)
+	}
+	if out, err := w.Net.Gateway().Run(t.Context(), "ip", "address", "add", at+"/32", "dev", "lo"); err != nil {
+		t.Fatal(err, out)
+	}
+	if out, err := w.Net.Gateway().Run(t.Context(), "curl", "-sS", "--max-time", "60", "-o", "/dev/null", "-w", "%{http_code}", "http://"+at+"/"); err != nil || out == "200" {
+		t.Fatalf("the gateway does not listen there: %v %s", err, out)
+	}
+	if out, _ := w.Sh(box, get); out != "403" {
+		t.Errorf("the gateway as a service: %s", out)
+	}
+	e := w.Event(box, func(e audit.Event) bool { return e.Verdict == policy.Deny && e.Name == "late.service.boxgate.internal" })
+	if e.Reason != name.ReasonHostPort {
+		t.Errorf("decision: %s", audit.Line(e))
+	}
 }
 
 // ruledServices are two servers of the gateway's host, over HTTP and TLS, that record requests.
