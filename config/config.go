@@ -75,6 +75,7 @@ type Network struct {
 	Sources         []string `yaml:"sources"`
 	// Services are hosts and boxes that policies may list by name.
 	Services Services `yaml:"services,omitempty"`
+	Cluster  Cluster  `yaml:"cluster,omitempty"`
 }
 
 // DNS has the upstream DNS servers.
@@ -430,6 +431,7 @@ func (c *Config) validate() error {
 	checkCIDRs(fail, "network.forward_exempt", c.Network.ForwardExempt)
 	c.Network.checkSources(fail)
 	c.checkServices(fail)
+	c.Network.checkCluster(fail)
 	if c.Metrics.PerBox.Max < 1 || c.Metrics.PerBox.Max > MaxBoxMetrics {
 		fail("metrics.per_box.max", "%d is out of range; use 1 to %d", c.Metrics.PerBox.Max, MaxBoxMetrics)
 	}

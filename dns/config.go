@@ -40,7 +40,9 @@ type Config struct {
 	// Upstreams are asked in order; one that fails is skipped for a while. Each is "address", "host:port" (UDP, and TCP
 	// when an answer is truncated) or "tls://host:port" (RFC 7858), optionally with "#name" for the name that the
 	// certificate must carry. Ports default to 53 and 853.
-	Upstreams      []string
+	Upstreams []string
+	// Cluster is a domain whose names other servers resolve, for boxes whose policies open them alone. nil: there is none.
+	Cluster        *Zone
 	SinkV4, SinkV6 netip.Addr // answered for denied names and for names of public URLs
 	// IsURL reports whether a name currently is a public URL of this gateway or may be a service, which is answered with the sink. nil: no
 	// name is.
@@ -57,6 +59,21 @@ type Config struct {
 
 	// MinGrant is the minimum life of a [Grant], whatever the TTL of the answer.
 	MinGrant time.Duration
+}
+
+// Zone is a domain whose names are resolved by servers of its own.
+type Zone struct {
+	Domain    name.Name
+	Upstreams []string // as Config.Upstreams; not empty
+}
+
+// has reports whether a name is in the domain. A nil Zone has no names.
+func (z *Zone) has(n name.Name) bool { return z != nil && n.IsWithin(z.Domain) }
+
+// hasText is has for a name in text, with its final dot. A text that is no host name is in no zone.
+func (z *Zone) hasText(s string) bool {
+	n, err := parseName(s)
+	return err == nil && z.has(n)
 }
 
 // Limits bound the memory and work that boxes can cause. A zero field takes its default.
@@ -159,7 +176,7 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements [prometheus.Collector]: register the Server itself.
 func (s *Server) Collect(ch chan<- prometheus.Metric) {
-	for _, u := range s.up.upstreams {
+	for _, u := range s.up.all() {
 		up := 1.0
 		if u.isHeldDown() {
 			up = 0

@@ -32,9 +32,13 @@ type resolution struct {
 func (s *Server) resolve(ctx context.Context, box *policy.Box, n name.Name, qtype uint16) (resolution, error) {
 	var res resolution
 	use := s.usages.usageOf(box)
+	inside := s.cluster.has(n)
 	seen := map[name.Name]bool{n: true}
 	for range maxQuestions {
 		if n.IsService() { // not for upstream servers, also as the target of an alias
+			return resolution{}, fmt.Errorf("%w: %s", ErrNoAddress, n)
+		}
+		if s.cluster.has(n) && !(inside && opensName(box, n)) { // likewise, for the servers of the cluster
 			return resolution{}, fmt.Errorf("%w: %s", ErrNoAddress, n)
 		}
 		a, err := s.cache.answerFor(ctx, use, n, qtype)
@@ -57,6 +61,12 @@ func (s *Server) resolve(ctx context.Context, box *policy.Box, n name.Name, qtyp
 		}
 	}
 	return resolution{}, fmt.Errorf("%w: %s", errChain, n)
+}
+
+// opensName reports whether the box's policy lets a name in the domain of the cluster be asked for at the cluster's servers.
+func opensName(box *policy.Box, n name.Name) bool {
+	pol := box.Policy.Load()
+	return pol.Decide(policy.Request{Stage: policy.StageDNS, Box: box.ID, Name: n}).Allowed() || pol.ResolvesOthers(n)
 }
 
 // denies returns a denial if the policy denies n by name. A name that is merely on no allowed list is no denial: the
@@ -238,6 +248,9 @@ func (s *Server) LookupText(ctx context.Context, n name.Name) ([]string, error) 
 	defer cancel()
 	seen := map[name.Name]bool{n: true}
 	for range maxQuestions {
+		if s.cluster.has(n) {
+			return nil, fmt.Errorf("resolve %s: %w", n, ErrNoAddress)
+		}
 		m, err := s.cache.upstream.exchange(ctx, n.String()+".", mdns.TypeTXT)
 		if err != nil {
 			return nil, fmt.Errorf("resolve %s: %w", n, err)

@@ -24,6 +24,7 @@ type Server struct {
 	sinkV6   netip.Addr
 	isURL    func(name.Name) bool
 	isInside func(*policy.Box, name.Name) bool
+	cluster  *Zone         // nil: there is none
 	minGrant time.Duration // minimum duration of a grant
 	audit    Recorder
 	log      *zap.Logger
@@ -98,6 +99,7 @@ func newServer(c Config, up exchanger) *Server {
 		sinkV6:   c.SinkV6,
 		isURL:    c.IsURL,
 		isInside: c.IsInside,
+		cluster:  c.Cluster,
 		minGrant: c.MinGrant,
 		audit:    c.Audit,
 		log:      c.Log,

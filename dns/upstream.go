@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,6 +39,16 @@ type forwarder struct {
 	upstreams []*upstream
 	counts    *counts
 	log       *zap.Logger
+	zone      *Zone      // asked at inZone; nil: there is none
+	inZone    *forwarder // nil without zone
+}
+
+// all returns the upstreams and those of the zone.
+func (f *forwarder) all() []*upstream {
+	if f.inZone == nil {
+		return f.upstreams
+	}
+	return slices.Concat(f.upstreams, f.inZone.upstreams)
 }
 
 func newForwarder(c Config) (*forwarder, error) {
@@ -45,8 +56,24 @@ func newForwarder(c Config) (*forwarder, error) {
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
 	}
-	f := &forwarder{log: c.Log}
-	for _, s := range c.Upstreams {
+	servers := c.Upstreams
+	if c.Cluster != nil {
+		servers = slices.Concat(servers, c.Cluster.Upstreams)
+	}
+	counts := newCounts(servers)
+	f, err := forwarderTo(c, c.Upstreams, counts, dial)
+	if err != nil || c.Cluster == nil {
+		return f, err
+	}
+	f.zone = c.Cluster
+	f.inZone, err = forwarderTo(c, c.Cluster.Upstreams, counts, dial)
+	return f, err
+}
+
+// forwarderTo returns a forwarder to some servers.
+func forwarderTo(c Config, servers []string, counts *counts, dial Dial) (*forwarder, error) {
+	f := &forwarder{log: c.Log, counts: counts}
+	for _, s := range servers {
 		u, err := newUpstream(s, dial, c.Roots)
 		if err != nil {
 			return nil, err
@@ -56,7 +83,6 @@ func newForwarder(c Config) (*forwarder, error) {
 		}
 		f.upstreams = append(f.upstreams, u)
 	}
-	f.counts = newCounts(c.Upstreams)
 	return f, nil
 }
 
@@ -88,6 +114,9 @@ func (f *forwarder) exchange(ctx context.Context, name string, qtype uint16) (*m
 
 // exchangeAfter is exchange after a first attempt of the reader.
 func (f *forwarder) exchangeAfter(ctx context.Context, name string, qtype uint16, first attempt) (*mdns.Msg, error) {
+	if f.zone != nil && f.zone.hasText(name) {
+		return f.inZone.exchangeAfter(ctx, name, qtype, first)
+	}
 	var errs []error
 	for range maxRounds {
 		silent := false
@@ -505,7 +534,7 @@ type lookup struct {
 // askUpstream makes the query w wait for the answer that it misses, and asks upstream for it. It reports false if the
 // query has to take the general path.
 func (r *reader) askUpstream(w pendingQuery, missing cacheKey) bool {
-	if missing.name.IsZero() || r.up == nil {
+	if missing.name.IsZero() || r.up == nil || r.cluster.has(missing.name) {
 		return false
 	}
 	if q := r.questions.byKey[missing]; q != nil {

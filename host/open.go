@@ -155,7 +155,11 @@ func (o *opening) openRules(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("proxy.upstream: %w", err)
 	}
-	p.shared = rules.NewShared(ceiling, upstream, p.addrs.Sources).WithServices(p.forBoxes)
+	cluster, err := p.cfg.Network.Cluster.Compile()
+	if err != nil {
+		return fmt.Errorf("network.cluster: %w", err)
+	}
+	p.shared = rules.NewShared(ceiling, upstream, p.addrs.Sources).WithServices(p.forBoxes).WithCluster(cluster)
 	p.net = &enforce.Enforcer{
 		Kernel: p.kernel(), Proxy: withPredecessor{p.proxy, p.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}

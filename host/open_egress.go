@@ -65,8 +65,12 @@ func (p *parts) openEgress(context.Context) error {
 	}); err != nil {
 		return err
 	}
+	zone, err := clusterZone(p.cfg.Network.Cluster)
+	if err != nil {
+		return err
+	}
 	p.dns, err = dns.New(dns.Config{
-		Boxes: p.connected, Upstreams: upstreams, SinkV4: p.addrs.SinkV4, SinkV6: p.addrs.SinkV6,
+		Boxes: p.connected, Upstreams: upstreams, Cluster: zone, SinkV4: p.addrs.SinkV4, SinkV6: p.addrs.SinkV6,
 		IsURL: func(n name.Name) bool { return n.IsService() || p.ownURLs.Named(n) }, IsInside: p.inside.Serves, MinGrant: p.cfg.DNS.MinGrant, Audit: p.audit, Log: p.log, Roots: p.roots, Limits: dnsLimits(p.cfg.Limits, p.shares), Memory: p.memory,
 	})
 	if err != nil {
@@ -154,6 +158,18 @@ func (p *parts) introduction() []byte {
 	return []byte(boundary.Agents)
 }
 
+// clusterZone returns the domain of the cluster for the DNS server; nil if there is no cluster.
+func clusterZone(c config.Cluster) (*dns.Zone, error) {
+	if !c.IsSet() {
+		return nil, nil
+	}
+	domain, err := c.Name()
+	if err != nil {
+		return nil, fmt.Errorf("network.cluster.domain: %w", err)
+	}
+	return &dns.Zone{Domain: domain, Upstreams: c.DNS}, nil
+}
+
 // dnsUpstreams returns the configured upstreams, or else the servers of the host's resolv.conf.
 func dnsUpstreams(cfg config.Config) ([]string, error) {
 	if len(cfg.DNS.Upstreams) > 0 {
@@ -193,6 +209,12 @@ func NeedResolvers(cfg config.Config) error {
 		if _, err := dns.New(dns.Config{Boxes: &enforce.Registry{}, Audit: audit.New(audit.Options{}),
 			SinkV4: netip.IPv4Unspecified(), SinkV6: netip.IPv6Unspecified(), Upstreams: []string{u}}); err != nil {
 			errs = append(errs, fmt.Errorf("dns.upstreams: %w", err))
+		}
+	}
+	for _, u := range cfg.Network.Cluster.DNS {
+		if _, err := dns.New(dns.Config{Boxes: &enforce.Registry{}, Audit: audit.New(audit.Options{}),
+			SinkV4: netip.IPv4Unspecified(), SinkV6: netip.IPv6Unspecified(), Upstreams: []string{u}}); err != nil {
+			errs = append(errs, fmt.Errorf("network.cluster.dns: %w", err))
 		}
 	}
 	return errors.Join(errs...)

@@ -40,6 +40,7 @@ func (c *Compiled) newRest(parsed parsedSpec, o Options) *Compiled {
 		spec.Mode = ModeAllowAll
 	}
 	rest := build(spec, denied, nil, o.Version)
+	rest.cluster = c.cluster                        // none of it is listed
 	rest.protected, rest.byName = c.protected, true // so that names in the log are names that were reached
 	rest.plan = rest.newKernelPlan(denied)
 	// QUIC and DNS over QUIC hide names. Clients fall back to TCP and to the DNS server of the gateway.

@@ -72,7 +72,21 @@ func (p parsedSpec) under(prefix string) parsedSpec {
 	for i := range p.rules {
 		p.rules[i].Rule = prefix + p.rules[i].Rule
 	}
+	for _, rule := range []*string{&p.cluster.allowed, &p.cluster.denied} {
+		if *rule != "" {
+			*rule = prefix + *rule
+		}
+	}
 	return p
+}
+
+// WithCluster sets the cluster that the entries of the ceiling are about, and returns c, which may be nil. It must not be called once c is in
+// use.
+func (c *Ceiling) WithCluster(cluster *Cluster) *Ceiling {
+	if c != nil {
+		c.policy.cluster = cluster
+	}
+	return c
 }
 
 // setCeiling restricts the policy to the decisions and the kernel plan that the ceiling allows as well.
@@ -114,7 +128,7 @@ func (c *Compiled) limit(r Request, d Decision) Decision {
 // resolves reports whether this policy, without its ceiling, allows upstream queries for a name.
 func (c *Compiled) resolves(n name.Name) bool {
 	d := c.decide(Request{Stage: StageDNS, Name: n})
-	return d.Allowed() || d.Reason == name.ReasonNotAllowed && c.spec.resolvesOthers()
+	return d.Allowed() || d.Reason == name.ReasonNotAllowed && c.resolvesOthers(n)
 }
 
 // under returns a plan that forwards the traffic that both plans forward, and steers traffic to the proxy if either plan does.
@@ -126,6 +140,7 @@ func (p KernelPlan) under(top KernelPlan) KernelPlan {
 		Protected:    p.Protected,
 		SteerAllowed: p.SteerAllowed.With(top.SteerAllowed),
 		RejectUDP:    p.RejectUDP.With(top.RejectUDP),
+		Cluster:      p.Cluster,
 	}
 	switch {
 	case out.DefaultAllow:

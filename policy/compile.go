@@ -43,6 +43,8 @@ type Compiled struct {
 	services   Services       // of the operator; nil: there are none
 	named      []name.Name    // services that the policy lists
 	bounds     bool           // a ceiling, which does not decide whether a service exists
+	cluster    *Cluster       // opened by the operator; nil: there is none
+	listed     clusterEntries // of the policy about it
 }
 
 // Options are the inputs of [Compile] in addition to the [Spec]. The zero value has no header rules and protects every
@@ -57,6 +59,7 @@ type Options struct {
 	Unusable  func(netip.Addr) string // returns why an address of Source cannot be used now, or ""; nil: no address can be used
 	Withheld  Withheld                // denies everything for now; zero: no restriction
 	Services  Services                // services of the operator; nil: there are none
+	Cluster   *Cluster                // the cluster that the operator opens; nil: there is none
 	// Audit lets all traffic pass that the policy refuses, except for denied lists, protected ranges and the ceiling; without
 	// credentials of the gateway, and with reason [name.ReasonWouldDeny].
 	Audit bool
@@ -85,6 +88,7 @@ func Compile(spec Spec, o Options) (*Compiled, error) {
 	c.setUpstream(spec.UpstreamProxy)
 	c.warnings = c.newWarnings(parsed, o.Headers)
 	c.setServices(o.Services, parsed)
+	c.setCluster(o.Cluster, parsed)
 	if slices.ContainsFunc(o.Headers, func(r HeaderRule) bool { return r.OnConnections().Redirect != nil }) {
 		c.forwarding = c.newReach(o.Protected.Forwarding())
 	}
@@ -123,6 +127,7 @@ func build(spec Spec, parsed parsedSpec, headers []HeaderRule, version uint64) *
 		denied:  parsed.denied,
 		open:    spec.DefaultAllow(),
 		rules:   parsed.rules,
+		listed:  parsed.cluster,
 	}
 	if c.denied == nil {
 		c.denied = &name.Ranges{}
@@ -224,13 +229,14 @@ func (c *Compiled) RulesEveryHost(port uint16) bool {
 }
 
 // ResolvesOthers reports whether dns: resolve applies to a name that is not allowed. Such a name is resolved, for A and AAAA
-// only, and the answers are limited to addresses that Decide allows. Names of services never are.
+// only, and the answers are limited to addresses that Decide allows. Names of services never are, and names of the cluster if its service
+// addresses are allowed, whatever the mode of DNS.
 func (c *Compiled) ResolvesOthers(n name.Name) bool {
 	if c == nil || c.withheld != nil || n.IsService() {
 		return false
 	}
 	if c.ceiling == nil {
-		return c.spec.resolvesOthers()
+		return c.resolvesOthers(n)
 	}
 	return c.resolves(n) && c.ceiling.resolves(n)
 }

@@ -194,7 +194,8 @@ const (
 // protocols other than TCP, UDP and ICMP) and, for a request, against the request rules. They must also be allowed by the
 // operator's ceiling, have a source address (see [Options.Source]), and not be withheld (see [Options.Withheld]). While the policy
 // is audited (see [Options.Audit]), most denied traffic is allowed with reason would_deny, and its rule is allocated.
-// A nil or zero policy denies. Names of services are decided by decideService instead of 1 to 6.
+// A nil or zero policy denies. Names of services are decided by decideService
+// instead of 1 to 6, and names of the cluster by decideCluster. Its service addresses are exempt from 1 if the policy lists them.
 func (c *Compiled) Decide(r Request) Decision {
 	if c == nil || c.domains == nil {
 		return Decision{Reason: name.ReasonNoPolicy}
@@ -232,11 +233,16 @@ func (c *Compiled) decideDestination(r Request) Decision {
 	if r.Name.IsService() {
 		return c.decideService(r)
 	}
+	if c.cluster.Has(r.Name) {
+		return c.decideCluster(r)
+	}
 	addr := name.CanonicalAddr(r.Addr)
-	hasAddr := addr.IsValid()
+	hasAddr, exempt := addr.IsValid(), false
 	if hasAddr {
-		if rule, in := c.protected.Contains(addr); in {
-			return Decision{Reason: name.ReasonProtectedRange, Rule: rule}
+		var d Decision
+		var protected bool
+		if d, exempt, protected = c.judgeProtected(r, addr); protected {
+			return d
 		}
 	}
 	m := c.domains.match(r.Name, r.Port, r.Stage == StageDNS)
@@ -248,6 +254,9 @@ func (c *Compiled) decideDestination(r Request) Decision {
 			return Decision{Reason: name.ReasonDeniedCIDR, Rule: rule}
 		}
 	}
+	if rule, in := c.deniesCluster(addr); in && hasAddr {
+		return Decision{Reason: name.ReasonDeniedCIDR, Rule: rule}
+	}
 	switch {
 	case c.spec.Mode == ModeDenyAll:
 		return Decision{Reason: name.ReasonDenyAll}
@@ -255,6 +264,9 @@ func (c *Compiled) decideDestination(r Request) Decision {
 		return Decision{Reason: name.ReasonNoName}
 	case c.spec.Mode == ModeAllowAll:
 		return c.decideOpen(r, name.ReasonAllowAll)
+	}
+	if exempt && c.listed.allowed != "" {
+		return Decision{Verdict: Allow, Reason: name.ReasonAllowedCIDR, Rule: c.listed.allowed}
 	}
 	if hasAddr {
 		if rule, in := c.allowed.Lookup(addr); in {

@@ -7,8 +7,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// KernelPlan is the part of a policy that nftables enforces. For a new packet the first applicable rule decides: Protected:
-// refuse; Denied: refuse; Allowed, or in no list with DefaultAllow: the address is allowed, so TCP to a port of
+// KernelPlan is the part of a policy that nftables enforces. For a new packet the first applicable rule decides: TCP to Cluster goes to
+// the proxy; Protected: refuse; Denied: refuse; Allowed, or in no list with DefaultAllow: the address is allowed, so TCP to a port of
 // SteerAllowed goes to the proxy, UDP to a port of RejectUDP is rejected, and the rest is forwarded; otherwise TCP to a
 // port of SteerOther goes to the proxy, and the rest is refused. While a policy is audited, DefaultAllow is set, and an address in no list
 // is judged by SteerOther and RejectOther instead. Decide allows everything that the plan forwards by address.
@@ -25,6 +25,7 @@ type KernelPlan struct {
 	SteerOther   name.PortSet   // TCP ports that go to the proxy if the address is neither allowed nor denied
 	RejectOther  name.PortSet   // with DefaultAllow: UDP ports that are also rejected if the address is in no list
 	RejectUDP    name.PortSet   // UDP ports that are rejected by ICMP even where the address is allowed: QUIC would bypass a name or rule
+	Cluster      []netip.Prefix // service addresses of the cluster, wherever the policy lists some: the proxy decides, and the rest is in Protected
 	Sourced      bool           // traffic is forwarded from the addresses of Source only; families without one are refused
 	Source       Source
 }
@@ -118,6 +119,8 @@ func (p *KernelPlan) Fate(a netip.Addr, port uint16, protocol Protocol) Fate {
 	}
 	at := []netip.Prefix{netip.PrefixFrom(a, a.BitLen())}
 	switch {
+	case protocol == TCP && covers(p.Cluster, at):
+		return Steered
 	case covers(p.Protected, at), covers(p.Denied, at):
 		return Refused
 	case protocol == UDP && p.RejectUDP.Contains(port):
@@ -155,7 +158,7 @@ func Loosens(old, next KernelPlan) bool {
 	if old.Sourced != next.Sourced || old.Source != next.Source { // open connections have another source address
 		return false
 	}
-	return wider && covers(old.Denied, next.Denied) && covers(old.Protected, next.Protected) &&
+	return wider && covers(old.Cluster, next.Cluster) && covers(old.Denied, next.Denied) && covers(old.Protected, next.Protected) &&
 		old.SteerAllowed.Covers(next.SteerAllowed) && old.RejectUDP.Covers(next.RejectUDP) && loosensOther(old, next)
 }
 

@@ -341,6 +341,9 @@ func (q *question) arrive(rt *Route) {
 	r := rt.Request
 	r.Stage, r.Addr, r.Method, r.Path = StageDial, at, "", ""
 	d := q.Decide(r)
+	if rt.ByName && q.isRebound(r.Name, name.CanonicalAddr(at)) {
+		d = Decision{Reason: name.ReasonProtectedRange, Rule: ruleClusterName, Version: q.version}
+	}
 	if !d.Allowed() {
 		*rt = denied(r, d)
 		return

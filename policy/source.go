@@ -122,12 +122,12 @@ func (c *Compiled) Source() Source {
 	return c.source
 }
 
-// leaving denies allowed destinations without a source address of their family, except for services, which are connected to from any
+// leaving denies allowed destinations without a source address of their family, except for services and the cluster, which are connected to from any
 // address. Through an upstream proxy both families are allowed: the
 // connection to the proxy is checked.
 func (c *Compiled) leaving(r Request, d Decision) Decision {
 	a := r.Addr.Unmap()
-	if c.source == (Source{}) || c.upstream != nil || !a.IsValid() || r.Name.IsService() {
+	if c.source == (Source{}) || c.upstream != nil || !a.IsValid() || r.Name.IsService() || c.leadsToCluster(r, false) {
 		return d
 	}
 	lack := c.lacks.v6

@@ -85,6 +85,7 @@ type parsedSpec struct {
 	overrulingDomains             []domain     // see [Spec.Overruled]
 	overrulingCIDRs               []cidr
 	rules                         []match.CompiledRule
+	cluster                       clusterEntries
 }
 
 // DefaultAllow reports whether the policy has only denied lists, so that everything else is allowed.
@@ -94,7 +95,7 @@ func (s Spec) DefaultAllow() bool {
 
 // resolvesOthers reports whether dns: resolve applies, explicitly or by default.
 func (s Spec) resolvesOthers() bool {
-	if s.Mode != ModeCustom || len(s.AllowedCIDRs) == 0 {
+	if s.Mode != ModeCustom || !slices.ContainsFunc(s.AllowedCIDRs, func(c string) bool { return c != ClusterServices }) {
 		return false
 	}
 	return s.DNS == DNSResolve || s.DNS == "" && len(s.AllowedDomains) == 0
@@ -122,6 +123,12 @@ func (c *Compiled) Mentions() (m Mentions) {
 		}
 	}
 	m.Names, m.Prefixes = append(m.Names, c.ruled...), append(m.Prefixes, c.plan.Protected...)
+	if c.cluster != nil {
+		m.Prefixes = append(m.Prefixes, c.cluster.prefixes...)
+	}
+	if all, err := name.ParsePattern("*." + c.cluster.text()); err == nil && c.listed != (clusterEntries{}) {
+		m.Names = append(m.Names, all)
+	}
 	above := c.ceiling.Mentions()
 	m.Names, m.Prefixes = append(m.Names, above.Names...), append(m.Prefixes, above.Prefixes...)
 	return m
@@ -238,6 +245,7 @@ func checkEntries(s Spec, most int, ps *document.Problems) parsedSpec {
 		deniedDomains:  checkDomains("/denied_domains", s.DeniedDomains, most, ps),
 		allowedCIDRs:   checkCIDRs("/allowed_cidrs", s.AllowedCIDRs, most, ps),
 		deniedCIDRs:    checkCIDRs("/denied_cidrs", s.DeniedCIDRs, most, ps),
+		cluster:        clusterEntriesOf(s),
 		rules:          append(match.CompileRules("/rules", s.Rules, ps), match.CompileRepos("/repos", s.Repos, ps)...),
 	}
 }
@@ -261,6 +269,9 @@ func checkCIDRs(at string, list []string, most int, ps *document.Problems) []cid
 	}
 	out := make([]cidr, 0, len(list))
 	for i, s := range list {
+		if s == ClusterServices {
+			continue
+		}
 		if p, ok := ps.CIDR(document.Element(at, i), s); ok {
 			out = append(out, cidr{p, s})
 		}

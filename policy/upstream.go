@@ -268,14 +268,14 @@ func (c *Compiled) Reach(by *UpstreamProxy) *Compiled {
 
 // ResolvedThere reports whether an upstream proxy resolves a name, so that the gateway does not.
 func (c *Compiled) ResolvedThere(n name.Name) bool {
-	return c != nil && c.upstream != nil && !n.IsService() && c.upstream.resolves(n, 0) && !c.upstream.exceptsName(n, 0)
+	return c != nil && c.upstream != nil && !n.IsService() && !c.cluster.Has(n) && c.upstream.resolves(n, 0) && !c.upstream.exceptsName(n, 0)
 }
 
 // by adds the upstream proxy and the source to a route that lets bytes pass. It refuses connections whose proxy or source would change. A name
 // that a client only claims for an address is not an exception from the proxy. A service is connected to without either.
 func (q *question) by(rt *Route) {
 	p, from, r := q.upstream, q.source, &rt.Request
-	if r.Name.IsService() { // inside the host's network
+	if r.Name.IsService() || q.leadsToCluster(*r, rt.ByName) { // inside the host's network
 		p, from = nil, Source{}
 	}
 	if p != nil && (rt.ByName && p.exceptsName(r.Name, r.Port) || !rt.ByName && p.exceptsAddr(r.Addr)) {
@@ -292,7 +292,7 @@ func (q *question) by(rt *Route) {
 // goesFar reports whether connections with a host name go to that name because of an upstream proxy, which resolves the name or has an
 // exception for it.
 func (q *question) goesFar(n name.Name) bool {
-	return q.upstream != nil && !n.IsZero() && q.resolvable(n)
+	return q.upstream != nil && !n.IsZero() && !q.leadsToCluster(Request{Name: n, Addr: q.r.Addr}, false) && q.resolvable(n)
 }
 
 // Settle completes the evidence for later calls of Route about a connection that uses this route. It binds the connection to

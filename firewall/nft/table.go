@@ -207,7 +207,7 @@ type digest [sha256.Size]byte
 // digest returns the digest of a plan.
 func (tbl *Table) digest(p policy.KernelPlan) digest {
 	b := make([]byte, 0, 1024)
-	for _, list := range [][]netip.Prefix{p.Allowed, p.Denied} {
+	for _, list := range [][]netip.Prefix{p.Allowed, p.Denied, p.Cluster} {
 		b = binary.BigEndian.AppendUint32(b, uint32(len(list)))
 		for _, prefix := range list {
 			a := prefix.Addr().As16()

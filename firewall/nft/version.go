@@ -101,6 +101,7 @@ type draft struct {
 	*version
 	plan            policy.KernelPlan
 	allowed, denied map[network.Family]*addressSet
+	cluster         map[network.Family]*addressSet
 	missing         []*addressSet // sets that do not exist yet
 }
 
@@ -169,7 +170,7 @@ func (tbl *Table) drafts(changes []Change) (drafts []*draft, there, back []move)
 // draft prepares a plan under new names. made collects the protected ranges of the drafts of one change, for later drafts
 // to share.
 func (tbl *Table) draft(plan policy.KernelPlan, made map[string]*shield) *draft {
-	d := &draft{plan: plan, allowed: map[network.Family]*addressSet{}, denied: map[network.Family]*addressSet{}}
+	d := &draft{plan: plan, allowed: map[network.Family]*addressSet{}, denied: map[network.Family]*addressSet{}, cluster: map[network.Family]*addressSet{}}
 	ranges := tbl.rangesText(plan.Protected)
 	s := tbl.shields[ranges]
 	if s == nil {
@@ -188,6 +189,7 @@ func (tbl *Table) draft(plan policy.KernelPlan, made map[string]*shield) *draft 
 	for _, fam := range network.Families {
 		d.allowed[fam] = d.addSet("_allow", fam, plan.Allowed)
 		d.denied[fam] = d.addSet("_deny", fam, plan.Denied)
+		d.cluster[fam] = d.addSet("_cluster", fam, plan.Cluster)
 	}
 	return d
 }
@@ -474,6 +476,11 @@ func (t *txn) writePlan(d *draft, stamp string) {
 	chain, open := d.chain, d.openChain()
 	t.chain(chain)
 	t.chain(open)
+	for _, f := range network.Families {
+		if s := d.cluster[f]; s != nil {
+			t.rule(chain, "services of the cluster: the proxy decides", tcp, destInSet(f, s.name), jumpTo(chainProxy))
+		}
+	}
 	for _, f := range network.Families {
 		t.rule(chain, stamp, destInSet(f, d.shield.set(f)), refuse(name.ReasonProtectedRange))
 	}

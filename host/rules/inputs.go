@@ -31,6 +31,7 @@ type inputs struct {
 	source    policy.Source           // source addresses of its connections
 	unusable  func(netip.Addr) string // why an address cannot be used as source now; "" if it can
 	services  policy.Services         // nil: no services
+	cluster   *policy.Cluster         // nil: no cluster
 }
 
 // errNoTokenKey refuses to compile placeholders without a key: every box would have the same tokens, or empty ones.
@@ -43,7 +44,7 @@ func (in inputs) compile() (*policy.Compiled, error) {
 	}
 	o := policy.Options{
 		Version: in.version, Headers: policy.WithTokens(in.rules(), in.tokens), Protected: in.protected, Ceiling: in.ceiling,
-		Upstream: in.upstream, Source: in.source, Unusable: in.unusable, Services: in.services,
+		Upstream: in.upstream, Source: in.source, Unusable: in.unusable, Services: in.services, Cluster: in.cluster,
 	}
 	if in.spent {
 		o.Withheld = policy.Withheld{Reason: name.ReasonQuota, Rule: "limits.quota"}
@@ -99,6 +100,7 @@ type Shared struct {
 	upstream *policy.HostUpstream // from the configuration
 	sources  []netip.Addr         // network.sources of the configuration
 	services policy.Services      // network.services of the configuration; nil: no services
+	cluster  *policy.Cluster      // network.cluster of the configuration; nil: no cluster
 	clock    func() lease.Now     // nil: [lease.System]
 	named    namedPolicies
 
@@ -117,6 +119,12 @@ func NewShared(ceiling *policy.Ceiling, upstream *policy.HostUpstream, sources [
 // WithServices sets the services that policies can list, and returns s. It must not be called once s is in use.
 func (s *Shared) WithServices(services policy.Services) *Shared {
 	s.services = services
+	return s
+}
+
+// WithCluster sets the cluster that policies and the ceiling can list, and returns s. It must not be called once s is in use.
+func (s *Shared) WithCluster(cluster *policy.Cluster) *Shared {
+	s.cluster, s.ceiling = cluster, s.ceiling.WithCluster(cluster)
 	return s
 }
 
@@ -162,7 +170,7 @@ func (s *Shared) sharedInputs() inputs {
 	defer s.mu.Unlock()
 	return inputs{
 		global: s.global, protected: s.protected, ceiling: s.ceiling, upstream: s.upstream, unusable: unusable(s.sources, s.hostAddresses),
-		services: s.services,
+		services: s.services, cluster: s.cluster,
 	}
 }
 

@@ -6,22 +6,27 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
 )
 
-// Entry is an entry for the lists of a policy: a name or "*.name" with or without a port, an address or a CIDR.
+// Entry is an entry for the lists of a policy: a name or "*.name" with or without a port, an address or a CIDR, or
+// [policy.ClusterServices].
 type Entry struct {
 	text    string
 	pattern name.Pattern // zero for an address
-	prefix  netip.Prefix // zero for a name
+	prefix  netip.Prefix // zero for a name, and for the services of the cluster
 }
 
 // ParseEntry reads an entry. The error contains the corrected form if it is obvious.
 func ParseEntry(s string) (Entry, error) {
 	prefix, isAddress := prefixOf(s)
+	if s == policy.ClusterServices {
+		return Entry{text: s}, nil
+	}
 	if !isAddress {
 		pattern, err := name.ParsePattern(s)
 		return Entry{s, pattern, netip.Prefix{}}, err
@@ -36,7 +41,7 @@ func ParseEntry(s string) (Entry, error) {
 
 // listed reads an entry of a policy, which has been checked before.
 func listed(s string) (Entry, bool) {
-	if prefix, ok := prefixOf(s); ok {
+	if prefix, ok := prefixOf(s); ok || s == policy.ClusterServices {
 		return Entry{s, name.Pattern{}, prefix}, true
 	}
 	pattern, err := name.ParsePattern(s)
@@ -55,12 +60,18 @@ func prefixOf(s string) (netip.Prefix, bool) {
 // String returns the entry as it was given.
 func (e Entry) String() string { return e.text }
 
-func (e Entry) isAddress() bool { return e.prefix.IsValid() }
+func (e Entry) isAddress() bool { return e.prefix.IsValid() || e.isCluster() }
+
+// isCluster reports whether the entry stands for the service addresses of the cluster.
+func (e Entry) isCluster() bool { return e.text == policy.ClusterServices }
 
 // covers reports whether e covers all destinations of o.
 func (e Entry) covers(o Entry) bool {
-	if e.isAddress() != o.isAddress() {
+	if e.isAddress() != o.isAddress() || e.isCluster() != o.isCluster() {
 		return false
+	}
+	if e.isCluster() {
+		return true
 	}
 	if e.isAddress() {
 		return e.prefix.Bits() <= o.prefix.Bits() && e.prefix.Contains(o.prefix.Addr())
@@ -75,12 +86,23 @@ func (e Entry) isSame(o Entry) bool { return e.covers(o) && o.covers(e) }
 func (e Entry) coveredBy(list []string) string {
 	i := slices.IndexFunc(list, func(s string) bool {
 		other, ok := listed(s)
-		return ok && other.covers(e) && (!e.pattern.IsService() || !other.pattern.IsWildcard()) // which opens no service
+		return ok && other.covers(e) && (!e.pattern.IsService() || !other.pattern.IsWildcard()) && e.opensCluster(other) // wildcards open no service
 	})
 	if i < 0 {
 		return ""
 	}
 	return list[i]
+}
+
+// opensCluster reports whether a wildcard that covers e also opens it if it is a name of a cluster, such as web.default.svc.cluster.local: "*"
+// and "*.local" do not. Whether there is such a cluster is not known here, so that other names with the label svc are treated alike.
+func (e Entry) opensCluster(by Entry) bool {
+	_, domain, found := strings.Cut(e.pattern.Name().String(), ".svc.")
+	if !found || !by.pattern.IsWildcard() {
+		return true
+	}
+	n, err := name.Parse(domain)
+	return err != nil || by.pattern.Name().IsWithin(n)
 }
 
 // without returns a list without the entries for which gone reports true; nil if it is empty.
@@ -125,6 +147,9 @@ func unchanged(s policy.Spec, format string, args ...any) Change {
 func Allow(s policy.Spec, e Entry) (Change, error) {
 	if e.pattern.IsService() && s.DefaultAllow() {
 		return Change{}, fmt.Errorf("%s is opened by an entry of allowed_domains only, and the policy has no such list; nothing was changed. Use mode custom with allowed_domains: [\"*\", %q]", e, e.text)
+	}
+	if e.isCluster() && s.DefaultAllow() {
+		return Change{}, fmt.Errorf("%s is opened by an entry of allowed_cidrs only, and the policy has no allowed list; nothing was changed. Use mode custom with allowed_domains: [\"*\"] and allowed_cidrs: [%q]", e, e.text)
 	}
 	switch s.Mode {
 	case policy.ModeAllowAll:

@@ -173,6 +173,9 @@ func (w *world) entryOf(a netip.Addr, is policy.Decision) netip.Prefix {
 	}
 	was := w.before.Decide(w.packet(a, w.other, policy.TCP))
 	for _, d := range []policy.Decision{is, was} {
+		if d.Rule == policy.ClusterServices {
+			return w.after.ClusterRange(a)
+		}
 		p, err := name.ParseCIDR(d.Rule)
 		listed := d.Reason == name.ReasonAllowedCIDR || d.Reason == name.ReasonDeniedCIDR
 		if err == nil && listed && (p.Bits() > all.Bits() || p.Addr().Is4() != a.Is4()) {

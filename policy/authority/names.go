@@ -56,7 +56,7 @@ func (w *world) names() (lines []Line) {
 				continue
 			}
 			line, ok := w.nameLine(b, wild)
-			if !ok || coveredAbove(line, b.name, wild, wide) {
+			if !ok || w.coveredAbove(line, b.name, wild, wide) {
 				continue
 			}
 			if wild {
@@ -69,17 +69,27 @@ func (w *world) names() (lines []Line) {
 }
 
 // coveredAbove reports whether the line of the names below a shorter base covers a line.
-func coveredAbove(line Line, at string, wild bool, wide map[string]Line) bool {
+func (w *world) coveredAbove(line Line, at string, wild bool, wide map[string]Line) bool {
 	if n, err := name.Parse(at); err == nil && n.IsService() {
 		return false // a wildcard opens no service
 	}
-	for at != "" {
-		_, at, _ = strings.Cut(at, ".")
+	inCluster := func(at string) bool {
+		n, err := name.Parse(at)
+		return err == nil && w.after.InCluster(n)
+	}
+	for begin := at; at != "" && (!inCluster(begin) || inCluster(up(at))); { // no shorter wildcard opens names of a cluster
+		at = up(at)
 		if above, ok := wide[at]; ok && (len(above.Ports) == 0 || len(line.Ports) > 0 && !slices.ContainsFunc(line.Ports, func(p uint16) bool { return !slices.Contains(above.Ports, p) })) && (above.Kind == KindName || line.Kind == KindQuery) {
 			return true
 		}
 	}
 	return false
+}
+
+// up returns the name without its first label.
+func up(at string) string {
+	_, rest, _ := strings.Cut(at, ".")
+	return rest
 }
 
 // nameLine returns the line of a base, or of the names below it.

@@ -198,6 +198,7 @@ func cidrText(p netip.Prefix) string {
 type Protected struct {
 	ranges  Ranges
 	merged  []netip.Prefix
+	own     Ranges     // the part of ranges that belongs to the host and the boxes
 	forward *Protected // for connections to the proxies of rules that forward; nil: the same
 }
 
@@ -224,6 +225,7 @@ func NewProtected(exempt, own []netip.Prefix) *Protected {
 		rule := o.String() + " (host or boxes)"
 		for _, left := range subtractAll(o, inside(exempt, o)) {
 			p.ranges.AddDenied(left, rule)
+			p.own.AddDenied(left, rule)
 		}
 	}
 	// Decisions treat IPv4-mapped addresses as IPv4. IPv6 packets to such addresses are invalid, and no exemption applies
@@ -257,6 +259,15 @@ func (p *Protected) Contains(a netip.Addr) (rule string, protected bool) {
 	return p.ranges.Lookup(CanonicalAddr(a))
 }
 
+// IsOwn reports whether a is an address of the host or of the boxes. If these are unknown, every address is, as for a nil *Protected.
+func (p *Protected) IsOwn(a netip.Addr) bool {
+	if p == nil || !a.IsValid() {
+		return true
+	}
+	_, own := p.own.Lookup(CanonicalAddr(a))
+	return own
+}
+
 // Prefixes returns the set for the kernel: both families, merged, in order.
 func (p *Protected) Prefixes() []netip.Prefix {
 	if p == nil {
@@ -276,6 +287,7 @@ func (p *Protected) CoveredBy(q netip.Prefix) (rule string, protected bool) {
 func (p *Protected) addEverything() {
 	for _, all := range everything {
 		p.ranges.AddDenied(all, all.String()+" (host address unknown)")
+		p.own.AddDenied(all, "")
 	}
 }
 

@@ -196,9 +196,9 @@ type Services interface {
 	DialBox(ctx context.Context, service name.Name, at netip.AddrPort) (conn net.Conn, ok bool, err error)
 }
 
-// judgeService refuses services at the gateway's own sockets, which the configuration cannot open.
-func (p *Origins) judgeService(d Target, a netip.Addr) error {
-	if !d.Request.Name.IsService() {
+// judgeService refuses services, of the operator and of the cluster, at the gateway's own sockets, which the configuration cannot open.
+func (p *Origins) judgeService(c *policy.Compiled, d Target, a netip.Addr) error {
+	if !d.Request.Name.IsService() && !c.IsClusterAddr(a) {
 		return nil
 	}
 	if p.cfg.Services == nil || p.cfg.Services.IsGateway(netip.AddrPortFrom(a, d.Asked.Port)) {
@@ -221,7 +221,7 @@ func (p *Origins) judgeDial(ctx context.Context, box *policy.Box, d Target, a ne
 	if why := was.OverruledBy(d.Route); why != nil {
 		return why
 	}
-	return p.judgeService(d, a)
+	return p.judgeService(c, d, a)
 }
 
 // dialling returns the policy request for one address of the target.
