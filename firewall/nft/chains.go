@@ -288,9 +288,20 @@ func (t *txn) writeHooks(c *Config, s *staticSets) {
 	t.rule(chainForwardIn, "answers", isReply(), ifaceAnd(expr.MetaKeyOIFNAME, ctMark(r2)), match{lookup(s.replies)}, accept())
 	t.rule(chainForwardIn, "", counted(countUnsolicited), drop())
 
+	t.writeKeep()
 	t.writeHide(c, s)
 	for _, pool := range []netip.Prefix{c.PoolV4, c.PoolV6} {
 		t.rule(chainLeak, "pool addresses stay inside", sourceIn(pool), notToBox(), notToLoopback(), counted(countLeak), drop())
+	}
+}
+
+// writeKeep keeps the destination of connections to the proxy, by translating it to itself: the first translation of a connection is the
+// only one. Otherwise rules for the host's own traffic, such as kube-proxy's for service addresses, would give the proxy another destination
+// than the one that was judged.
+func (t *txn) writeKeep() {
+	for _, f := range network.Families {
+		t.rule(chainKeep, "", ofFamily(f), marked(network.MarkProxy), match{addr(f, false, r1),
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f), RegAddrMin: r1}})
 	}
 }
 

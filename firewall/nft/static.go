@@ -45,6 +45,7 @@ const (
 	chainForward    = "forward"
 	chainForwardOut = "forward_out" // from a box
 	chainForwardIn  = "forward_in"  // to a box
+	chainKeep       = "keep"        // prerouting, before other programs translate destinations
 	chainHide       = "hide"
 	chainHideBox    = "hide_box" // from a box
 	chainLeak       = "leak"
@@ -186,6 +187,7 @@ func (t *txn) declareChains() {
 	// Before defragmentation (-400): fragments are refused as fragments, and never fill the host's reassembly memory.
 	t.hook(chainGuard, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityConntrackDefrag-50)
 	t.hook(chainJudge, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityMangle)
+	t.hook(chainKeep, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, *nftables.ChainPriorityNATDest-1)
 	t.hook(chainAnswers, nftables.ChainTypeFilter, nftables.ChainHookOutput, *nftables.ChainPriorityRaw)
 	t.hook(chainInput, nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityFilter)
 	t.hook(chainForward, nftables.ChainTypeFilter, nftables.ChainHookForward, *nftables.ChainPriorityFilter)
