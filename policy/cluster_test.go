@@ -210,7 +210,11 @@ func TestClusterServiceOfAnOrdinaryName(t *testing.T) {
 	if rt := p.Route(r, e); rt.Action != Refuse || rt.Decision.Reason != name.ReasonProtectedRange {
 		t.Errorf("by the name: %v %s (%s)", rt.Action, rt.Decision.Reason, rt.Decision.Rule)
 	}
-	r.Addr = at
+	r.Addr, e.Ruled = at, Unknown
+	if rt := p.Route(r, e); rt.Action != Refuse || rt.Needs != NeedRuled {
+		t.Errorf("before its rules are known: %v, needs %v", rt.Action, rt.Needs)
+	}
+	e.Ruled = No
 	if rt := p.Route(r, e); rt.Action != Splice || rt.ByName {
 		t.Errorf("at the address: %v by name %v %s", rt.Action, rt.ByName, rt.Decision.Reason)
 	}

@@ -342,7 +342,8 @@ func (q *question) arrive(rt *Route) {
 	r.Stage, r.Addr, r.Method, r.Path = StageDial, at, "", ""
 	d := q.Decide(r)
 	if rt.ByName && q.isRebound(r.Name, name.CanonicalAddr(at)) {
-		d = Decision{Reason: name.ReasonProtectedRange, Rule: ruleClusterName, Version: q.version}
+		*rt = Route{Request: r, Decision: Decision{Reason: name.ReasonProtectedRange, Rule: ruleClusterName, Version: q.version}, Needs: rt.Needs}
+		return
 	}
 	if !d.Allowed() {
 		*rt = denied(r, d)
