@@ -283,3 +283,48 @@ func TestAttackLargeComparison(t *testing.T) {
 		t.Errorf("it took %s", took)
 	}
 }
+
+// TestLinesOfACluster: names and service addresses of a cluster are lines of their own, whatever else the policies allow.
+func TestLinesOfACluster(t *testing.T) {
+	t.Parallel()
+	domain, err := name.Parse("cluster.local")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := policy.Options{Protected: name.NewProtected(nil, nil), Cluster: policy.NewCluster(domain, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")})}
+	custom := func(cidrs []string, domains ...string) policy.Spec {
+		return policy.Spec{Mode: policy.ModeCustom, AllowedDomains: domains, AllowedCIDRs: cidrs}
+	}
+	services := []string{policy.ClusterServices}
+	for title, c := range map[string]struct {
+		a, b policy.Spec
+		want string
+	}{
+		"a name":                  {custom(nil, "x.example.com"), custom(nil, "x.example.com", "web.a.svc.cluster.local"), "name web.a.svc.cluster.local"},
+		"a name besides any name": {custom(nil, "*"), custom(nil, "*", "*.svc.cluster.local"), "name *.svc.cluster.local"},
+		"a wildcard above":        {custom(nil, "x.example.com"), custom(nil, "x.example.com", "*.local"), "name *.local wide"},
+		"services":                {custom(nil, "x.example.com"), custom(services, "x.example.com"), "query *.cluster.local; query cluster.local; address 10.96.0.0/12 tcp wide"},
+		"some services":           {custom(nil, "x.example.com"), policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"x.example.com"}, AllowedCIDRs: services, DeniedCIDRs: []string{"10.96.0.0/13"}}, "query *.cluster.local; query cluster.local; address 10.104.0.0/13 tcp wide"},
+		"its range is none":       {custom([]string{"8.8.8.8"}), custom([]string{"8.8.8.8", "10.96.0.0/12"}), ""},
+	} {
+		before, err := policy.Compile(c.a, o)
+		after, err2 := policy.Compile(c.b, o)
+		if err != nil || err2 != nil {
+			t.Fatal(err, err2)
+		}
+		var got []string
+		for _, l := range Compare(before, after).Gained {
+			text := strings.Join(slices.Concat([]string{string(l.Kind)}, nonEmpty(l.Name, l.Prefix)), " ")
+			for _, p := range l.Protocols {
+				text += " " + string(p)
+			}
+			if l.Wide {
+				text += " wide"
+			}
+			got = append(got, text)
+		}
+		if strings.Join(got, "; ") != c.want {
+			t.Errorf("%s: %s, want %s", title, strings.Join(got, "; "), c.want)
+		}
+	}
+}
