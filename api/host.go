@@ -411,7 +411,11 @@ const (
 	AttachOCI    = "oci"    // a container of `gateway oci`; its box is deleted when it ends
 	AttachCNI    = "cni"    // a network namespace that a container runtime passed to the CNI plugin
 	AttachTap    = "tap"    // a tap in the network namespace of the gateway, for a virtual machine
+	AttachRemote = "remote" // a sandbox elsewhere, which uses the remote listener with a token
 )
+
+// RemoteNote is the condition under which the policy of a remote box holds.
+const RemoteNote = "the gateway judges only what this sandbox sends to remote.listen: the sandbox's own network must leave no other way out"
 
 // Which network stack the interface of an attached box belongs to.
 const (
@@ -421,10 +425,10 @@ const (
 
 // Attached identifies the sandbox that was attached, as its caller named it.
 type Attached struct {
-	Kind  string `json:"kind" enum:"netns pid docker oci cni tap"` // one of the constants
-	Ref   string `json:"ref"`                                      // for AttachCNI: see [CNIRef]
-	Stack string `json:"stack" enum:"host guest"`                  // one of the constants
-	PID   int    `json:"-"`                                        // Ref as a number, for AttachPID; a process of the container, for AttachOCI
+	Kind  string `json:"kind" enum:"netns pid docker oci cni tap remote"` // one of the constants
+	Ref   string `json:"ref"`                                             // for AttachCNI: see [CNIRef]
+	Stack string `json:"stack" enum:"host guest"`                         // one of the constants
+	PID   int    `json:"-"`                                               // Ref as a number, for AttachPID; a process of the container, for AttachOCI
 	// Container is the ID of the Docker container that Ref named when it was attached.
 	Container string `json:"container_id,omitempty" doc:"ID of the Docker container; used to find the container again after a restart"`
 	// Runtime is the program that runs the container, for AttachOCI.
@@ -434,6 +438,21 @@ type Attached struct {
 	// Pod is the Kubernetes pod, NAMESPACE/NAME, for AttachCNI; it is only shown.
 	Pod string `json:"pod,omitempty" doc:"Kubernetes pod of a CNI attachment, as namespace/name"`
 	Tap *Tap   `json:"tap,omitempty" doc:"the interface of a virtual machine"`
+	// Remote is set for AttachRemote.
+	Remote *Remote `json:"remote,omitempty" doc:"a sandbox elsewhere"`
+}
+
+// Remote describes the access of a sandbox elsewhere.
+type Remote struct {
+	TokenExpiresAt int64  `json:"token_expires_at,omitempty" doc:"when its token becomes invalid, in Unix seconds; absent: it has none"`
+	Note           string `json:"note" doc:"the condition under which its policy holds"`
+}
+
+// RemoteToken is a new token of a remote box.
+type RemoteToken struct {
+	Token   string // shown once
+	Expires time.Time
+	Listen  string // address of the remote listener, as configured
 }
 
 // Tap is the interface of a virtual machine, and the configuration of its network. Packets from other addresses are dropped.

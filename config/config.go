@@ -37,6 +37,7 @@ type Config struct {
 	Limits    Limits    `yaml:"limits"`
 	Quotas    Quotas    `yaml:"quotas"`
 	Ingress   Ingress   `yaml:"ingress"`
+	Remote    Remote    `yaml:"remote"`
 	Launcher  Launcher  `yaml:"launcher"`
 	Policy    Policies  `yaml:"policy"`
 	Secrets   Secrets   `yaml:"secrets,omitempty"`
@@ -420,6 +421,7 @@ func (c *Config) validate() error {
 	}
 	c.Launcher.Disk.check(fail)
 	c.Attach.check(fail)
+	c.Remote.check(fail)
 	if r := c.Launcher.Reserve; r < MinReserve || r > 1<<44 {
 		fail("launcher.reserve", "%v is out of range; use %v to 16TiB", r, Size(MinReserve))
 	}
@@ -442,7 +444,7 @@ func (c *Config) validate() error {
 	errs = append(errs, c.Secrets.validate())
 	checkListeners(fail, map[string]string{
 		"admin.listen": c.Admin.Listen, "ingress.https": c.Ingress.HTTPS, "ingress.http": c.Ingress.HTTP,
-		"metrics.listen": c.Metrics.Listen,
+		"metrics.listen": c.Metrics.Listen, "remote.listen": c.Remote.Listen,
 	})
 	return errors.Join(errs...)
 }

@@ -56,6 +56,7 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy"
 	quotas "boxgate/quota"
+	"boxgate/remote"
 	"boxgate/secrets"
 	"boxgate/secrets/identity"
 	"boxgate/store"
@@ -155,6 +156,7 @@ type parts struct {
 	reach      *boxdial.Boxes
 	visits     *usage.Visits
 	forBoxes   *hostservices.Services // of the operator
+	remote     *remote.Server         `required:"false"` // of boxes elsewhere; nil: disabled
 	minter     *certs.Minter
 	history    *history.History
 	roots      *x509.CertPool // trusted for upstream servers

@@ -86,7 +86,7 @@ func open(ctx context.Context, options Options) (*Host, error) {
 	steps := []func(context.Context) error{
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
 		p.openTrail, p.openSecrets, p.openAudit, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
-		p.openAdminTLS, p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
+		p.openAdminTLS, p.openRemote, p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
 		p.openFirewall, p.holdSecrets, p.openMeter, o.openHealth,
 		o.openKeys, o.openURLs, o.openRules, o.openUsage, o.openLife, o.openRecords, o.openApprovals, o.complete,
 		o.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
@@ -161,7 +161,7 @@ func (o *opening) openRules(context.Context) error {
 	}
 	p.shared = rules.NewShared(ceiling, upstream, p.addrs.Sources).WithServices(p.forBoxes).WithCluster(cluster)
 	p.net = &enforce.Enforcer{
-		Kernel: p.kernel(), Proxy: withPredecessor{p.proxy, p.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
+		Kernel: p.kernel(), Proxy: withPredecessor{p.proxy, p.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove, p.remote.Forget},
 	}
 	o.policies, err = rules.New(rules.Config{Resolver: p.dns, Audit: p.cfg.Policy.Audit, Log: p.log, Store: p.store.Rules, Records: p.store.Boxes, Keys: p.store.Keys, Boxes: p.boxes, Shared: p.shared, Net: p.net, Trail: p.trail.Log(), Before: p.before,
 		Observed: func(ctx context.Context, id policy.BoxID) (observe.Summary, error) {
@@ -231,6 +231,7 @@ func (o *opening) openLife(context.Context) (err error) {
 	o.lifecycle, err = box.New(box.Config{
 		Config: p.cfg, Addresses: p.addrs, Provisioner: p.provisioner, Audit: p.audit, Firewall: p.firewall, Boxes: p.boxes, Visitors: p.ingress, Usage: o.usage,
 		Meter: p.meter, Quota: o.quota, Settings: o.settings, Snapshots: o.snapshots, Schedules: o.scheduled, History: p.history, Holdings: p.holdings,
+		CutRemote: p.cutRemote,
 	})
 	return err
 }

@@ -201,7 +201,7 @@ func EnsureImage(ctx context.Context, cfg config.Config, name string, progress f
 // openMeter opens the usage meter, which continues from the stored counters.
 func (p *parts) openMeter(context.Context) (err error) {
 	p.meter, err = meter.Open(meter.Config{
-		Period: p.cfg.Limits.QuotaPeriod, Boxes: p.boxes.IDs, Kernel: usage.NewCounters(p.boxes, p.firewall, state.Sandboxes{Launcher: p.launcher}), Store: p.store.Usages, Log: p.log,
+		Period: p.cfg.Limits.QuotaPeriod, Boxes: p.boxes.IDs, Kernel: usage.NewCounters(p.boxes, p.firewall, state.Sandboxes{Launcher: p.launcher}, p.remote.Transferred), Store: p.store.Usages, Log: p.log,
 	})
 	if err != nil {
 		return err

@@ -108,6 +108,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	defer stopAnswering()
 	h.serveEgress(ctx, answering, run)
 	h.serveFront(run)
+	h.serveRemote(run)
 	if h.parts.before != nil {
 		h.relieve()
 		h.parts.listeners.Lock.Own()
@@ -246,7 +247,8 @@ func (h *Host) finish(drain context.Context, admin *server.API, adminServer, met
 	if h.parts.acme != nil {
 		h.parts.acme.Close() // before the listeners, which issuers connect to
 	}
-	err = errors.Join(err, h.parts.ingress.Shutdown(drain), h.parts.proxy.Shutdown(drain), metrics.Shutdown(drain))
+	h.parts.remote.Retire()
+	err = errors.Join(err, h.parts.ingress.Shutdown(drain), h.parts.proxy.Shutdown(drain), h.parts.remote.Shutdown(drain), metrics.Shutdown(drain))
 	return errors.Join(err, fault.At(drain, "stop: drained"))
 }
 

@@ -285,7 +285,7 @@ func (h *Host) retire(next *successor) (pid int) {
 	h.parts.listeners.LeaveToSuccessor()
 	h.health.serving.stopChecks()
 	var all sync.WaitGroup
-	for _, stop := range []func(){h.parts.dns.Retire, h.parts.proxy.Retire, h.parts.ingress.Retire} {
+	for _, stop := range []func(){h.parts.dns.Retire, h.parts.proxy.Retire, h.parts.ingress.Retire, h.parts.remote.Retire} {
 		all.Go(stop)
 	}
 	all.Wait()
@@ -356,6 +356,7 @@ func (h *Host) cutBox(id policy.BoxID) {
 		b.Policy.Store(nil)
 	}
 	h.parts.proxy.CloseBox(id)
+	h.parts.remote.Cut(id)
 }
 
 // applyPolicy applies a box's new policy to its connections in this process. If this program cannot parse the policy, the

@@ -45,6 +45,7 @@ type conn struct {
 	bound        name.Name // the name in CONNECT: the only allowed destination
 	box          *policy.Box
 	usage        *usage.Box   // counters of the box, or those shared by all unknown sources
+	cost         int          // memory that it uses at least, in bytes
 	firstClaim   memory.Claim // for the first bytes
 	releaseGrant func()       // releases the DNS grant for the destination address; may be nil
 	live         *live.Conn
@@ -70,7 +71,7 @@ type conn struct {
 func (p *Proxy) newConn(tcp *net.TCPConn, orig netip.AddrPort, own *socket.Owned) *conn {
 	now := time.Now()
 	c := &conn{
-		p: p, tcp: tcp, own: own, from: addrPort(tcp.RemoteAddr()).Addr(), orig: orig, port: orig.Port(), ctx: p.base, waitStart: now,
+		p: p, tcp: tcp, own: own, cost: connCost, from: addrPort(tcp.RemoteAddr()).Addr(), orig: orig, port: orig.Port(), ctx: p.base, waitStart: now,
 		event: audit.Event{
 			Time: now, Stage: policy.StageConn, Protocol: policy.TCP, Addr: orig.Addr(), Port: orig.Port(),
 			Action: audit.ActionRefuse, Reason: name.ReasonInternal,
@@ -111,14 +112,14 @@ func (c *conn) admit() bool {
 		c.refuse(peek.Other, name.ReasonLimit)
 		return false
 	}
-	if !c.usage.Memory.Acquire(memory.Connections, connCost) {
+	if !c.usage.Memory.Acquire(memory.Connections, c.cost) {
 		c.refuse(peek.Other, name.ReasonLimit)
 		return false
 	}
 	ctx, cancel := context.WithCancel(c.p.base)
 	if c.live = c.p.live.Add(c.box, c.tcp.RemoteAddr(), c.usage.Limit(policy.LimitConnections, c.p.cfg.MaxConns), cancel); c.live == nil {
 		cancel()
-		c.usage.Memory.Release(memory.Connections, connCost)
+		c.usage.Memory.Release(memory.Connections, c.cost)
 		c.refuse(peek.Other, name.ReasonLimit)
 		return false
 	}
@@ -153,7 +154,7 @@ func (c *conn) close(panicked any) {
 			c.event.Error = why.Error() // replaces errors that followed from it
 		}
 		defer c.p.live.Remove(c.live)
-		c.usage.Memory.Release(memory.Connections, connCost)
+		c.usage.Memory.Release(memory.Connections, c.cost)
 	}
 	if c.opening != nil {
 		c.opening.End(&c.event)

@@ -42,12 +42,32 @@ func (p *Proxy) ServeExplicit(ctx context.Context, ln net.Listener) error {
 // explicit proxy: its policy, header rules and limits apply, and its events are the box's. The caller must be sure that the
 // peer is the gateway's own. If the box has been removed, the connection is refused, even if its address belongs to another
 // box.
-func (p *Proxy) ServeFor(box *policy.Box, tcp *net.TCPConn) {
+func (p *Proxy) ServeFor(box *policy.Box, tcp *net.TCPConn) { p.ServeRelayed(box, tcp, 0) }
+
+// ServeRelayed is ServeFor for a connection whose other end the gateway relays to a client. more is the memory of the relay in
+// bytes, which counts against the box's limit as long as the connection is open.
+func (p *Proxy) ServeRelayed(box *policy.Box, tcp *net.TCPConn, more int) {
 	p.startHandler(tcp, nil, func(tcp *net.TCPConn, own *socket.Owned) {
 		c := p.newConn(tcp, netip.AddrPort{}, own)
-		c.from, c.onlyBox = box.V4, box
+		c.from, c.onlyBox, c.cost = box.V4, box, connCost+more
 		own.Run(c.serveExplicit)
 	})
+}
+
+// NoteRefusal records that a relayed connection was refused before it reached the proxy: one of a box, or of a client without a box
+// if box is nil. Such refusals are coalesced. text must contain no secret.
+func (p *Proxy) NoteRefusal(box *policy.Box, why name.Reason, text string) {
+	e := audit.Event{
+		Time: time.Now(), Stage: policy.StageConn, Protocol: policy.TCP, Verdict: policy.Deny, Action: audit.ActionRefuse,
+		Reason: why, Error: text,
+	}
+	if box != nil && p.cfg.Boxes.BoxByAddr(box.V4) != box { // it is gone, and so are its counters
+		box = nil
+	}
+	if box != nil {
+		e.Box = box.ID
+	}
+	p.usages.Of(box).Refusals.Add(e)
 }
 
 // serveExplicit handles one connection to the explicit proxy: event, box and limits, then CONNECT or requests.

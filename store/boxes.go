@@ -70,7 +70,7 @@ type BoxLimits struct {
 
 // Attached describes the attached sandbox if the gateway did not launch the box itself.
 type Attached struct {
-	Kind string `json:"kind"` // interface, netns, pid, docker, oci, cni or tap
+	Kind string `json:"kind"` // interface, netns, pid, docker, oci, cni, tap or remote
 	Ref  string `json:"ref"`
 	// Container is the ID of a Docker container, whichever way Ref names it.
 	Container string `json:"container,omitempty"`
@@ -87,6 +87,15 @@ type Attached struct {
 	Search []string `json:"search,omitempty"`
 	// Tap is the interface of a virtual machine: with Kind tap in the gateway's network namespace, else in that of the sandbox.
 	Tap *Tap `json:"tap,omitempty"`
+	// Token opens the remote listener for a box of Kind remote; nil: no token does.
+	Token *RemoteToken `json:"token,omitempty"`
+}
+
+// RemoteToken is the token of a remote box.
+type RemoteToken struct {
+	Hash      []byte    `json:"hash"` // SHA-256 of the token, which has 256 random bits
+	CreatedAt time.Time `json:"created_at"`
+	ExpiresAt time.Time `json:"expires_at"`
 }
 
 // Tap is the interface of a virtual machine.

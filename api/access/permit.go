@@ -125,6 +125,8 @@ var grants = map[string]grant{
 	"attachBox":             admin | changes,   // gives access to the host
 	"reattachBox":           admin | changes,
 	"detachBox":             admin | changes,
+	"createBoxToken":        own | changes,
+	"deleteBoxToken":        own | changes,
 	"listBoxes":             own | reads, // lists the boxes that the key sees
 	"deleteBoxes":           own | changes,
 	"getBox":                own | reads,

@@ -718,6 +718,22 @@ func (h *Host) DetachBox(_ context.Context, id policy.BoxID) error {
 	return err
 }
 
+// RotateToken implements the Host of [boxgate/api/boxes].
+func (h *Host) RotateToken(_ context.Context, id policy.BoxID, lifetime time.Duration) (api.RemoteToken, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err == nil && (b.Attached == nil || b.Attached.Kind != api.AttachRemote) {
+		err = api.Errorf(api.ErrConflict, "not remote")
+	}
+	return api.RemoteToken{Token: "bgr_new", Expires: time.Unix(1_700_000_000, 0).Add(lifetime), Listen: ":8443"}, err
+}
+
+// RevokeToken implements the Host of [boxgate/api/boxes].
+func (h *Host) RevokeToken(_ context.Context, id policy.BoxID) error {
+	_, err := h.RotateToken(context.Background(), id, 0)
+	return err
+}
+
 // SelfTest returns a report with the probes set by the test.
 func (h *Host) SelfTest(_ context.Context, id policy.BoxID) (api.SelfTestReport, error) {
 	b, leave, err := h.box(id)

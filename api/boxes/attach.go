@@ -37,6 +37,7 @@ type attachBody struct {
 	sandboxBody
 	OCI           *ociBody     `json:"oci,omitempty" doc:"with pid: the container of an OCI runtime that the process belongs to"`
 	CNI           *cniBody     `json:"cni,omitempty" doc:"with netns: the attachment as the container runtime named it to gateway cni"`
+	Remote        bool         `json:"remote,omitempty" doc:"instead of all of these: the sandbox runs elsewhere, and uses the listener remote.listen with a token (createBoxToken)"`
 	Tap           *tapBody     `json:"tap,omitempty" doc:"the sandbox is a virtual machine, whose VMM opens this tap: in the namespace netns, or without it in the gateway's"`
 	Stack         string       `json:"stack,omitempty" enum:"host guest" doc:"which network stack uses the interface: host (default), that of the namespace; guest, that of a sandbox such as gVisor or a virtual machine, which removes the addresses from the interface"`
 	Name          string       `json:"name,omitempty"`
@@ -63,6 +64,12 @@ func (b *attachBody) request(hasSecret func(string) bool) (api.AttachRequest, er
 
 // sandbox returns the sandbox to attach, and the search list of its resolver: nil if it is not known.
 func (b *attachBody) sandbox(p *problem.List) (what api.Attached, search []string) {
+	if b.Remote {
+		if b.sandboxBody != (sandboxBody{}) || b.OCI != nil || b.CNI != nil || b.Tap != nil || b.Stack != "" {
+			p.Add("/remote", "goes with no sandbox of this host and no stack")
+		}
+		return api.Attached{Kind: api.AttachRemote, Stack: api.StackGuest}, nil
+	}
 	if b.Tap != nil {
 		if b.OCI != nil || b.CNI != nil {
 			p.Add("/tap", "goes with neither oci nor cni")

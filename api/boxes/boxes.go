@@ -33,6 +33,11 @@ type Host interface {
 	ReattachBox(ctx context.Context, id policy.BoxID, to *api.Attached) (api.Box, error)
 	// DetachBox disconnects an attached box and deletes its state. A launched box is an ErrConflict.
 	DetachBox(ctx context.Context, id policy.BoxID) error
+	// RotateToken gives a remote box a new token for a time, in place of the previous one, whose connections it cuts. Another
+	// box is an ErrConflict.
+	RotateToken(ctx context.Context, id policy.BoxID, lifetime time.Duration) (api.RemoteToken, error)
+	// RevokeToken takes the token of a remote box, and cuts its connections. Another box is an ErrConflict.
+	RevokeToken(ctx context.Context, id policy.BoxID) error
 	// DeleteBox stops the box, cuts its connections and deletes its state.
 	DeleteBox(ctx context.Context, id policy.BoxID) error
 }
@@ -83,6 +88,8 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "POST", Path: "/v2/box/attach", ID: "attachBox", Summary: "Attach an existing network namespace, process or container", Status: 201, Request: reflect.TypeFor[attachBody](), Example: `{"netns":"/run/netns/agent-1","network_policy":{"mode":"deny-all"}}`, Response: reflect.TypeFor[boxView](), Handle: e.attachBox},
 		{Method: "POST", Path: "/v2/box/{id}/reattach", ID: "reattachBox", Summary: "Attach a box to its sandbox again, or to another one; its policy, rules, URLs and CA stay", Request: reflect.TypeFor[sandboxBody](), Example: `{"container":"agent-1"}`, Response: reflect.TypeFor[boxView](), Handle: e.reattachBox},
 		{Method: "POST", Path: "/v2/box/{id}/detach", ID: "detachBox", Summary: "Disconnect an attached box and delete it", Response: reflect.TypeFor[deletedView](), Handle: e.detachBox},
+		{Method: "POST", Path: "/v2/box/{id}/token", ID: "createBoxToken", Summary: "Give a box that runs elsewhere a new token, which is shown only once; the previous one is revoked and its connections are cut", Status: 201, Request: reflect.TypeFor[tokenBody](), Example: `{"expires_in":86400}`, Response: reflect.TypeFor[tokenView](), Handle: e.createToken},
+		{Method: "DELETE", Path: "/v2/box/{id}/token", ID: "deleteBoxToken", Summary: "Revoke the token of a box that runs elsewhere, and cut its connections", Response: reflect.TypeFor[rest.OK](), Handle: e.deleteToken},
 		{Method: "GET", Path: "/v2/box", ID: "listBoxes", Summary: "List the boxes", Query: reflect.TypeFor[listQuery](), Response: reflect.TypeFor[[]boxView](), Handle: e.listBoxes},
 		{Method: "DELETE", Path: "/v2/box", ID: "deleteBoxes", Summary: "Delete several boxes; with an unknown one, no box is deleted", Request: reflect.TypeFor[deleteBody](), Example: `{"ids":["web-1","web-2"]}`, Response: reflect.TypeFor[deletedView](), Handle: e.deleteBoxes},
 		{Method: "GET", Path: "/v2/box/{id}", ID: "getBox", Summary: "One box, by ID or name", Response: reflect.TypeFor[boxView](), Handle: e.getBox},

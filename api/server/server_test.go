@@ -440,7 +440,7 @@ var doors = map[string][]string{
 	"schedules": {"addSchedule"},
 	"commands":  {"runCommand", "streamCommand", "runCode", "streamCode", "openSession", "runAgent", "streamAgent", "gitClone", "gitCommit", "gitPush", "gitCheckout", "gitExec", "gitCreatePullRequest"},
 	"": { // makes no lasting objects, or only a bounded number per box
-		"reattachBox", "detachBox", "deleteBoxes", "deleteBox", "testBox", "diagnoseHost", "captureRequests", "pauseBox", "resumeBox", "setStartup", "deleteStartup", "setInitCommand", "deleteInitCommand", "cancelRun",
+		"reattachBox", "detachBox", "createBoxToken", "deleteBoxToken", "deleteBoxes", "deleteBox", "testBox", "diagnoseHost", "captureRequests", "pauseBox", "resumeBox", "setStartup", "deleteStartup", "setInitCommand", "deleteInitCommand", "cancelRun",
 		"writeFile", "makeDirectory", "removeFile", "renameFile", "unpackFiles", "uploadFiles", "setGitIdentity", "setGitIdentityAsBefore",
 		"setPolicy", "addLeases", "endLeases", "setEnforcement", "setHeaders", "changeHeaders", "setGlobalHeaders", "changeGlobalHeaders", "setNamedPolicy", "deleteNamedPolicy", "deleteUrl", "signUrl",
 		"changeSchedule", "deleteSchedule", "pauseSchedule", "resumeSchedule", "deleteSnapshot", "deleteSnapshots", "setEnvironment", "setVariable", "deleteVariable", "addLabel", "removeLabel",

@@ -105,6 +105,14 @@ func (l *Listener) removeLocked(c *conn) {
 	}
 }
 
+// Known ends the counting of a connection that the listener has accepted, for servers that know clients by other means than an API
+// key. They must limit such connections themselves.
+func (l *Listener) Known(accepted net.Conn) {
+	if c, ok := accepted.(*conn); ok && c.listener == l {
+		l.remove(c)
+	}
+}
+
 // Held returns the number of open connections, with and without a key.
 func (l *Listener) Held() int { return int(l.open.Load()) }
 

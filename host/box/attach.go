@@ -36,6 +36,9 @@ func (l *Service) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
 		return api.Box{}, err
 	}
+	if req.Kind == api.AttachRemote {
+		return l.attachRemote(ctx, req)
+	}
 	if err := checkTap(req.Tap); err != nil {
 		return api.Box{}, err
 	}
@@ -96,6 +99,9 @@ func (l *Service) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Atta
 	}
 	if b.Attached == nil {
 		return api.Box{}, api.Errorf(api.ErrConflict, "box %s was launched here: it is not attached to anything", id)
+	}
+	if b.IsRemote() {
+		return api.Box{}, api.Errorf(api.ErrConflict, "box %s runs elsewhere: `gateway box token %s` gives its sandbox access", id, id)
 	}
 	now := b.Sandbox.Load()
 	if now == nil {

@@ -260,7 +260,7 @@ func (p *provisioning) connect(ctx context.Context) error {
 
 // location returns the location of the box's interface.
 func (p *provisioning) location() enforce.Interface {
-	return enforce.Interface{NetNS: p.netns, GuestStack: p.sandboxes.HasGuestStack(p.box), Tap: tapOf(p.box.Record.Attached)}
+	return enforce.Interface{NetNS: p.netns, GuestStack: p.sandboxes.HasGuestStack(p.box), Tap: tapOf(p.box.Record.Attached), Remote: p.box.IsRemote()}
 }
 
 // awaitNetwork waits until the box's first packet would get through.

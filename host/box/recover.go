@@ -97,6 +97,9 @@ func (l *Service) pickUp(ctx context.Context, records []store.Box, running map[p
 		if stopped := running[r.ID].State == launcher.StateStopped; stopped {
 			steps = stoppedSteps
 		}
+		if b.IsRemote() {
+			steps = recoverRemoteSteps
+		}
 		if err == nil {
 			err = l.provision(ctx, p, steps)
 		}

@@ -45,6 +45,8 @@ type Config struct {
 	Schedules   *schedule.Service
 	History     *history.History
 	Holdings    *keys.Holdings
+	// CutRemote cuts the connections of a remote box.
+	CutRemote func(policy.BoxID)
 }
 
 // Service creates, attaches, recovers and deletes boxes. Safe for concurrent use.
@@ -65,6 +67,7 @@ type Service struct {
 	schedules *schedule.Service
 	history   *history.History
 	holdings  *keys.Holdings
+	cutRemote func(policy.BoxID)
 }
 
 // New returns the service. It has no boxes before [Service.Recover].
@@ -75,6 +78,7 @@ func New(c Config) (*Service, error) {
 	l := &Service{
 		Provisioner: c.Provisioner, cfg: c.Config, addrs: c.Addresses, audit: c.Audit, firewall: c.Firewall, boxes: c.Boxes, visitors: c.Visitors, usage: c.Usage,
 		meter: c.Meter, quota: c.Quota, settings: c.Settings, snapshots: c.Snapshots, schedules: c.Schedules, history: c.History, holdings: c.Holdings,
+		cutRemote: c.CutRemote,
 	}
 	l.follower = sandboxwatch.New(followed{l}, l.log)
 	return l, nil

@@ -47,6 +47,7 @@ type Enforcer struct {
 	Forget []func(id policy.BoxID) // called after a box was disconnected
 
 	judged judged
+	remote remote
 }
 
 // ErrClosed means that neither the new policy nor the old one could be applied, so the box was disconnected.
@@ -84,7 +85,7 @@ func (e *Enforcer) swap(ctx context.Context, b *policy.Box, old, next *policy.Co
 	if looser {
 		b.Policy.Store(next)
 	}
-	if err := e.Kernel.Apply(ctx, b.ID, next.Kernel()); err != nil {
+	if err := e.kernel(b.ID).Apply(ctx, b.ID, next.Kernel()); err != nil {
 		return fmt.Errorf("kernel rules: %w", err)
 	}
 	if !looser {
@@ -117,7 +118,7 @@ func (e *Enforcer) Restore(b *policy.Box, old *policy.Compiled) error {
 	defer cancel()
 	e.judged.remove(b.ID)
 	b.Policy.Store(old)
-	err := e.Kernel.Apply(ctx, b.ID, old.Kernel())
+	err := e.kernel(b.ID).Apply(ctx, b.ID, old.Kernel())
 	e.Proxy.Recheck(b.ID)
 	if err != nil {
 		return errors.Join(fmt.Errorf("restoring the kernel rules: %w", err), ErrClosed, e.Disconnect(ctx, b))
@@ -140,7 +141,7 @@ func (e *Enforcer) CutFlows(ctx context.Context, b *policy.Box) error {
 }
 
 func (e *Enforcer) cutFlows(ctx context.Context, b *policy.Box, keep func(firewall.Flow) bool) error {
-	err := e.Kernel.CutFlows(ctx, b.ID, keep)
+	err := e.kernel(b.ID).CutFlows(ctx, b.ID, keep)
 	if err != nil {
 		return fmt.Errorf("cutting connections: %w", err)
 	}
@@ -172,6 +173,7 @@ type Interface struct {
 	NetNS      string // path of the network namespace
 	GuestStack bool   // the box runs its own network stack on the interface
 	Tap        *firewall.Tap
+	Remote     bool // the box has no interface: its connections come through the remote listener only
 }
 
 // Joining is a box to be connected.
@@ -191,13 +193,22 @@ func (e *Enforcer) Connect(ctx context.Context, b *policy.Box, at Interface, com
 // A failure of one box may cause errors for others, which succeed if connected one by one.
 func (e *Enforcer) ConnectAll(ctx context.Context, list []Joining) []error {
 	var attachments []firewall.Attachment
-	for _, j := range list {
+	var linked []int // positions in list
+	for i, j := range list {
 		e.judged.remove(j.Box.ID) // an earlier run may have accepted connections
+		if j.At.Remote {
+			e.remote.add(j.Box)
+			continue
+		}
+		linked = append(linked, i)
 		attachments = append(attachments, firewall.Attachment{
 			Box: j.Box.ID, NetNS: j.At.NetNS, V4: j.Box.V4, V6: j.Box.V6, GuestStack: j.At.GuestStack, Tap: j.At.Tap, Rates: ratesOf(j.Box.Limits.Load()),
 		})
 	}
-	errs := e.Kernel.AddBoxes(ctx, attachments)
+	errs := make([]error, len(list))
+	for n, err := range e.Kernel.AddBoxes(ctx, attachments) {
+		errs[linked[n]] = err
+	}
 	var plans []firewall.Plan
 	var known []int
 	for i, j := range list {
@@ -207,7 +218,7 @@ func (e *Enforcer) ConnectAll(ctx context.Context, list []Joining) []error {
 		}
 		j.Box.Policy.Store(j.Compiled)
 		e.Boxes.add(j.Box)
-		if errs[i] = fault.At(ctx, "connect: known to DNS and proxy"); errs[i] == nil {
+		if errs[i] = fault.At(ctx, "connect: known to DNS and proxy"); errs[i] == nil && !j.At.Remote {
 			plans, known = append(plans, firewall.Plan{Box: j.Box.ID, KernelPlan: j.Compiled.Kernel()}), append(known, i)
 		}
 	}
@@ -223,7 +234,7 @@ func (e *Enforcer) ConnectAll(ctx context.Context, list []Joining) []error {
 
 // Await returns once the box's first packet would get through.
 func (e *Enforcer) Await(ctx context.Context, b *policy.Box) error {
-	return e.Kernel.AwaitBox(ctx, b.ID)
+	return e.kernel(b.ID).AwaitBox(ctx, b.ID)
 }
 
 // Disconnect takes the box off the network: first the policy and the kernel rules, then the state in other parts.
@@ -231,9 +242,10 @@ func (e *Enforcer) Await(ctx context.Context, b *policy.Box) error {
 func (e *Enforcer) Disconnect(ctx context.Context, b *policy.Box) error {
 	b.Policy.Store(nil)
 	e.judged.remove(b.ID)
-	err := e.Kernel.RemoveBox(ctx, b.ID)
+	err := e.kernel(b.ID).RemoveBox(ctx, b.ID)
 	fault.Mark(ctx, "disconnect: off the network")
 	e.Boxes.remove(b)
+	e.remote.remove(b.ID)
 	e.Proxy.CloseBox(b.ID)
 	for _, forget := range e.Forget {
 		forget(b.ID)
@@ -245,11 +257,18 @@ func (e *Enforcer) Disconnect(ctx context.Context, b *policy.Box) error {
 // must not stay in force while another change holds that lock. The caller calls Resume once it has the lock and has applied
 // another policy.
 func (e *Enforcer) Suspend(ctx context.Context, id policy.BoxID) error {
+	if e.remote.suspend(id, e.Boxes) {
+		e.Proxy.CloseBox(id)
+		return nil
+	}
 	return e.Kernel.Suspend(ctx, id)
 }
 
 // Resume ends Suspend. After an error the box stays off the network.
 func (e *Enforcer) Resume(ctx context.Context, id policy.BoxID) error {
+	if e.remote.resume(id, e.Boxes) {
+		return nil
+	}
 	return e.Kernel.Resume(ctx, id)
 }
 
@@ -322,7 +341,7 @@ func (e *Enforcer) Limit(ctx context.Context, b *policy.Box, own, given policy.L
 	if b.Policy.Load() != nil { // otherwise Connect sets its rates
 		rates := ratesOf(own)
 		rates.MaxSend = given[policy.LimitSend]
-		if err := e.Kernel.SetRates(ctx, b.ID, rates); err != nil {
+		if err := e.kernel(b.ID).SetRates(ctx, b.ID, rates); err != nil {
 			return fmt.Errorf("its rates: %w", err)
 		}
 	}

@@ -33,6 +33,7 @@ type Sockets struct {
 	Admin       []net.Listener // Unix socket and TCP
 	Metrics     net.Listener   // nil: disabled
 	HTTPS, HTTP net.Listener   // nil: disabled
+	Remote      net.Listener   // nil: disabled
 	DNSTCP      []net.Listener
 	DNSUDP      []UDPSocket
 	Transparent []net.Listener
@@ -356,6 +357,7 @@ func fronts(cfg config.Config) []front {
 		{"metrics.listen", cfg.Metrics.Listen, func(l *Sockets) *net.Listener { return &l.Metrics }},
 		{"ingress.https", cfg.Ingress.HTTPS, func(l *Sockets) *net.Listener { return &l.HTTPS }},
 		{"ingress.http", cfg.Ingress.HTTP, func(l *Sockets) *net.Listener { return &l.HTTP }},
+		{"remote.listen", cfg.Remote.Listen, func(l *Sockets) *net.Listener { return &l.Remote }},
 	}
 }
 
@@ -515,5 +517,6 @@ func (l *Sockets) ClosedToBoxes() []selftest.Port {
 	add("metrics", l.Metrics)
 	add("public URLs", l.HTTPS)
 	add("public URLs, plain", l.HTTP)
+	add("remote boxes", l.Remote)
 	return append(ports, selftest.Port{Name: "transparent proxy, asked directly", Port: l.ProxyPort})
 }

@@ -59,8 +59,12 @@ func (d Descriptors) URLLimits() (connections, requests int) {
 	return d.visitors, d.visitors * 3 / 2
 }
 
-// Keyless limits the connections to a listener that have not presented an API key. They use the reserve; the three such
-// listeners use at most three eighths of it.
+// Remote returns the maximum number of connections of remote boxes. Each takes two descriptors of the reserve, in addition to those of
+// a connection of a box: one to the client, and one to the proxy.
+func (d Descriptors) Remote() int { return max(8, d.reserve/8) }
+
+// Keyless limits the connections to a listener that have not presented an API key or a token. They use the reserve; the four such
+// listeners use at most half of it.
 func (d Descriptors) Keyless(ln net.Listener) *authlimit.Listener {
 	return authlimit.New(ln, max(8, min(d.reserve/8, 256)))
 }

@@ -29,12 +29,13 @@ type Box struct {
 	env        map[string]name.Secret // for every command
 	Layers     []string               // of the snapshot it was created from
 
-	Shown    atomic.Pointer[api.Box]      // the API's view; published after each change, so that readers do not wait for changes
-	Applied  atomic.Pointer[store.Policy] // the applied policy with its leases; published likewise
-	Gate     idle.Gate                    // open while the box is idle and is not changing state
-	Tap      *api.Tap                     // of a virtual machine; set before the box is in the table
-	Sandbox  atomic.Pointer[Attachment]   // current sandbox of an attached box
-	Progress atomic.Pointer[string]       // of the preparation of its image; nil: not preparing
+	Shown    atomic.Pointer[api.Box]           // the API's view; published after each change, so that readers do not wait for changes
+	Applied  atomic.Pointer[store.Policy]      // the applied policy with its leases; published likewise
+	Gate     idle.Gate                         // open while the box is idle and is not changing state
+	Tap      *api.Tap                          // of a virtual machine; set before the box is in the table
+	Sandbox  atomic.Pointer[Attachment]        // current sandbox of an attached box
+	Token    atomic.Pointer[store.RemoteToken] // of a remote box; nil: none; published as Shown is
+	Progress atomic.Pointer[string]            // of the preparation of its image; nil: not preparing
 
 	EndingLeases  atomic.Bool          // leases are being ended
 	Waking        atomic.Bool          // a visitor's data is waking the box
@@ -193,6 +194,9 @@ func (b *Box) Publish() {
 	inForce := b.StoredPolicy()
 	b.Applied.Store(&inForce)
 	b.Asks.Store(b.Record.Asks)
+	if a := b.Record.Attached; a != nil {
+		b.Token.Store(a.Token)
+	}
 	b.Shown.Store(&api.Box{
 		ID: b.ID, Name: b.Name, Labels: b.Record.Labels, Size: b.Record.Size, Runtime: b.Record.Runtime,
 		KeepAlive: b.Record.KeepAlive, InitCommand: b.Record.InitCommand, Ephemeral: b.Record.Ephemeral,
@@ -233,7 +237,19 @@ func attachedView(a *store.Attached, tap *api.Tap) *api.Attached {
 	if a == nil {
 		return nil
 	}
-	return &api.Attached{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Stack: cmp.Or(a.Stack, api.StackHost), Runtime: a.Runtime, NetNS: a.NetNS, Pod: a.Pod, Tap: tap}
+	return &api.Attached{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Stack: cmp.Or(a.Stack, api.StackHost), Runtime: a.Runtime, NetNS: a.NetNS, Pod: a.Pod, Tap: tap, Remote: remoteView(a)}
+}
+
+// remoteView returns what the API shows of a remote box; nil for another.
+func remoteView(a *store.Attached) *api.Remote {
+	if a.Kind != api.AttachRemote {
+		return nil
+	}
+	v := &api.Remote{Note: api.RemoteNote}
+	if a.Token != nil {
+		v.TokenExpiresAt = a.Token.ExpiresAt.Unix()
+	}
+	return v
 }
 
 // AwaitLock waits until the lock of the box is free.
@@ -312,6 +328,9 @@ func (b *Box) ShowGone(problem string) {
 
 // ErrAttached refuses calls that only the owner of an attached sandbox can serve.
 var ErrAttached = api.Errorf(api.ErrConflict, "the box is attached: its maker runs the commands in it")
+
+// IsRemote reports whether the sandbox of a box runs elsewhere, so that it has no interface and no namespace here.
+func (b *Box) IsRemote() bool { return b.Attached != nil && b.Attached.Kind == api.AttachRemote }
 
 // ErrEnded is the error for a box whose first process has ended.
 var ErrEnded = errors.New("its first process has ended: it was killed, or the box ran out of memory; resume the box to start it again from its files")

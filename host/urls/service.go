@@ -135,6 +135,9 @@ func (u *Service) CreateURL(ctx context.Context, id policy.BoxID, req api.URLReq
 		return api.URL{}, err
 	}
 	defer b.Unlock()
+	if b.IsRemote() {
+		return api.URL{}, api.Errorf(api.ErrConflict, "box %s runs elsewhere: the gateway cannot connect to its ports", id)
+	}
 	record := store.URL{
 		Box: id, Port: req.Port, Pending: pending, Protocol: req.Protocol, CreatedAt: time.Now(), Origins: req.Origins, Key: newURLKey(),
 		Hostnames: slices.DeleteFunc(hostnames, func(host string) bool { return slices.Contains(pending, host) }),

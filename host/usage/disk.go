@@ -171,11 +171,13 @@ type kernelCounters struct {
 	firewall  *firewall.Firewall
 	sandboxes state.Sandboxes
 	boot      string // boot ID of the host: identifiers may repeat after a reboot
+	remote    func(policy.BoxID) (in, out uint64, ok bool)
+	run       string // of this process: the counters of remote boxes begin with it
 }
 
-// NewCounters returns a reader of the kernel's counters.
-func NewCounters(boxes *state.Table, f *firewall.Firewall, s state.Sandboxes) meter.Kernel {
-	return kernelCounters{boxes, f, s, bootID()}
+// NewCounters returns a reader of the kernel's counters, and of those of remote boxes, which have no interface.
+func NewCounters(boxes *state.Table, f *firewall.Firewall, s state.Sandboxes, remote func(policy.BoxID) (in, out uint64, ok bool)) meter.Kernel {
+	return kernelCounters{boxes, f, s, bootID(), remote, "remote " + time.Now().Format(time.RFC3339Nano)}
 }
 
 // ReadLinks implements [meter.Kernel].
@@ -184,6 +186,11 @@ func (k kernelCounters) ReadLinks(ids []policy.BoxID) (map[policy.BoxID]meter.Re
 	all := map[policy.BoxID]meter.Reading{}
 	for id, t := range interfaces {
 		all[id] = meter.Reading{LinkLife: k.boot + "/" + t.Life, In: t.In, Out: t.Out}
+	}
+	for _, id := range ids {
+		if in, out, ok := k.remote(id); ok {
+			all[id] = meter.Reading{LinkLife: k.run, In: in, Out: out}
+		}
 	}
 	return all, err
 }

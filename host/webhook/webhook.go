@@ -11,7 +11,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -19,6 +18,7 @@ import (
 	"net/url"
 	"time"
 
+	"boxgate/internal/socket"
 	"boxgate/policy"
 )
 
@@ -69,42 +69,12 @@ func refusal(_ context.Context, _ *url.URL, _ *http.Request, answer *http.Respon
 	return fmt.Errorf("refused as traffic of the box: %s", answer.Status)
 }
 
-// connect opens a loopback connection and passes the other end to the proxy. It makes sure that both ends belong to this
-// process, since other programs may connect to the listener too.
+// connect opens a loopback connection and passes the other end to the proxy.
 func connect(ctx context.Context, p Proxy, box *policy.Box) (net.Conn, error) {
-	ln, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	ours, theirs, err := socket.Pair(ctx)
 	if err != nil {
 		return nil, err
-	}
-	defer ln.Close()
-	ctx, cancel := context.WithTimeout(ctx, connectTime)
-	defer cancel()
-	ours, err := new(net.Dialer).DialContext(ctx, "tcp4", ln.Addr().String())
-	if err != nil {
-		return nil, err
-	}
-	deadline, _ := ctx.Deadline()
-	theirs, err := accept(ln, ours.LocalAddr(), deadline)
-	if err != nil {
-		return nil, errors.Join(err, ours.Close())
 	}
 	p.ServeFor(box, theirs)
 	return ours, nil
-}
-
-// accept accepts the connection from an address, and closes all others.
-func accept(ln *net.TCPListener, from net.Addr, deadline time.Time) (*net.TCPConn, error) {
-	if err := ln.SetDeadline(deadline); err != nil {
-		return nil, err
-	}
-	for {
-		c, err := ln.AcceptTCP()
-		if err != nil {
-			return nil, err
-		}
-		if c.RemoteAddr().String() == from.String() {
-			return c, nil
-		}
-		_ = c.Close()
-	}
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"boxgate/policy"
 )
@@ -83,35 +82,5 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 	if got.Body.Close(); got.StatusCode != http.StatusFound || p.n.Load() != 1 {
 		t.Errorf("%s after %d requests", got.Status, p.n.Load())
-	}
-}
-
-// Connections of other programs are closed.
-func TestConnectionsOfOthersAreClosed(t *testing.T) {
-	t.Parallel()
-	ln, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	dial := func() net.Conn {
-		c, err := net.Dial("tcp4", ln.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = c.Close() })
-		return c
-	}
-	other, ours := dial(), dial()
-	got, err := accept(ln, ours.LocalAddr(), time.Now().Add(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer got.Close()
-	if got.RemoteAddr().String() != ours.LocalAddr().String() {
-		t.Errorf("accepted %v", got.RemoteAddr())
-	}
-	if _, err := other.Read(make([]byte, 1)); err == nil {
-		t.Error("the other connection is open")
 	}
 }

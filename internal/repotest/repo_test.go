@@ -92,6 +92,7 @@ relay: internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/handshake
 certs: policy audit internal/fault internal/lru
 ingress/balancer:
 ingress/h2c: relay/h1 relay/h2/upstream relay/pool
+remote: policy certs internal/required internal/socket
 ingress: policy audit internal/openid internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault
 launcher/boxfs: policy launcher/boxfs/worker
@@ -207,13 +208,13 @@ host/sandboxwatch: policy api host/sandboxns
 host/sandboxns: policy api firewall/namespace
 host/procwatch: policy host/sandboxns
 host/idle:
-host/box: policy api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/sandboxwatch host/sandboxns host/keys host/meter host/boxdial host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota selftest store store/history
+host/box: policy api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/sandboxwatch host/sandboxns host/keys host/meter host/boxdial host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota remote selftest store store/history
 host/har: policy api host/state proxy/har
 host/doctor: policy rule/legacytls rule/lenient api config doctor doctor/cause firewall/namespace host/box host/change host/rules host/state host/usage internal/required
 host/change: policy api internal/fault store store/history
 host/enforce: policy firewall internal/fault
 host/enforce/enforcetest: policy firewall
-host/webhook: policy
+host/webhook: policy internal/socket
 host/handover: policy
 host/handover/handovertest: policy host/handover
 host/approvals: policy api api/change audit boundary host/change host/state internal/fault internal/ratelimit internal/required store
@@ -234,7 +235,7 @@ host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
-host: ui ui/session policy policy/dialect api api/access api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid
+host: ui ui/session policy policy/dialect api api/access api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote
 ui: policy audit api api/access api/apitest api/server api/stream policy/authority ui/preview api/spec observe/replay
 ui/session: policy quota api api/access internal/openid
 ui/pages: policy policy/authority rule/kinds audit quota api api/rest api/spec ui/preview

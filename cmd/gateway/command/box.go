@@ -27,7 +27,7 @@ func newBoxCommand(o *cli.Options) *cobra.Command {
 	cmd := cli.Group("box", "Create, list, use and remove boxes")
 	cmd.AddCommand(newBoxCreate(o), newBoxList(o), newBoxGet(o), newBoxExec(o), newBoxShell(o))
 	cmd.AddCommand(newBoxState(o, "pause", "Freeze boxes: they keep their memory and use no CPU"), newBoxState(o, "resume", "Resume paused boxes, and start boxes whose first process has ended"))
-	cmd.AddCommand(newBoxCopy(o), newBoxSnapshot(o), newBoxSelfTest(o), newBoxTraffic(o), newBoxHAR(o), newBoxRemove(o), newBoxAttach(o), newBoxReattach(o), newBoxDetach(o), newBoxInstallCA(o), newBoxSource(o), newBoxLimits(o), newBoxLabel(o))
+	cmd.AddCommand(newBoxCopy(o), newBoxSnapshot(o), newBoxSelfTest(o), newBoxTraffic(o), newBoxHAR(o), newBoxRemove(o), newBoxAttach(o), newBoxReattach(o), newBoxDetach(o), newBoxToken(o), newBoxInstallCA(o), newBoxSource(o), newBoxLimits(o), newBoxLabel(o))
 	return cmd
 }
 
@@ -98,6 +98,9 @@ var boxHeading = []string{"ID", "NAME", "STATUS", "SIZE", "POLICY", "IPV4", "IPV
 func (b boxAnswer) attachment() string {
 	if b.Attached == nil {
 		return "-"
+	}
+	if b.Attached.Kind == api.AttachRemote && b.Attached.Remote != nil && b.Attached.Remote.TokenExpiresAt == 0 {
+		return "remote (no token)"
 	}
 	words := b.Attached.Kind + " " + b.Attached.Runtime + " " + cmp.Or(b.Attached.Pod, b.Attached.Ref)
 	if t := b.Attached.Tap; t != nil && b.Attached.Kind != api.AttachTap {

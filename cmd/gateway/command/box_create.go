@@ -260,12 +260,15 @@ type boxAttach struct {
 	owner      int
 	multiQueue bool
 	noDHCP     bool
+
+	remote   bool
+	lifetime time.Duration
 }
 
 func newBoxAttach(o *cli.Options) *cobra.Command {
 	var a boxAttach
 	cmd := &cobra.Command{
-		Use:   "attach (--netns PATH | --pid PID | --container ID | --tap NAME [--netns PATH])",
+		Use:   "attach (--netns PATH | --pid PID | --container ID | --tap NAME [--netns PATH] | --remote)",
 		Short: "Attach an existing sandbox to the gateway and print it",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -284,6 +287,9 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 			if err := client.Do(cmd.Context(), "POST", "/v2/box/attach", body, &answer); err != nil {
 				return cli.NameTaken(cmd.Context(), client, a.name, err)
 			}
+			if a.remote {
+				return a.giveToken(cmd, o, answer)
+			}
 			return errors.Join(o.Show(cmd, answer, newBoxAnswer(cmd)), a.installInContainer(cmd, o, answer))
 		},
 	}
@@ -291,6 +297,8 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 	cli.MapFields(cmd, sentByBox)
 	cli.MapFields(cmd, map[string]string{"/tap": "--tap", "/tap/name": "--tap", "/tap/owner": "--owner"})
 	f := cmd.Flags()
+	f.BoolVar(&a.remote, "remote", false, "the sandbox runs elsewhere: make a box with a token for remote.listen, which is shown once")
+	f.DurationVar(&a.lifetime, "lifetime", 0, "with --remote: "+lifetimeHelp)
 	f.StringVar(&a.tap, "tap", "", "make a tap of this name for a virtual machine, in the namespace of --netns or in the gateway's")
 	f.IntVar(&a.owner, "owner", 0, "with --tap: ID of the user who may open it (default: root)")
 	f.BoolVar(&a.multiQueue, "multi-queue", false, "with --tap: the virtual machine opens it with several queues")
@@ -308,8 +316,14 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 }
 
 func (a *boxAttach) body(stdin io.Reader) (boxBody, error) {
-	if a.netns == "" && a.container == "" && a.pid == 0 && a.tap == "" {
-		return nil, cli.Usagef("give the sandbox to attach: --netns, --pid, --container or --tap")
+	if a.netns == "" && a.container == "" && a.pid == 0 && a.tap == "" && !a.remote {
+		return nil, cli.Usagef("give the sandbox to attach: --netns, --pid, --container, --tap or --remote")
+	}
+	if a.remote && (a.netns != "" || a.container != "" || a.pid != 0 || a.tap != "" || a.stack != "") {
+		return nil, cli.Usagef("give --remote without a sandbox of this host and without --stack")
+	}
+	if a.lifetime != 0 && !a.remote {
+		return nil, cli.Usagef("--lifetime needs --remote")
 	}
 	if a.tap == "" && (a.owner != 0 || a.multiQueue || a.noDHCP) {
 		return nil, cli.Usagef("--owner, --multi-queue and --no-dhcp need --tap")
@@ -322,6 +336,9 @@ func (a *boxAttach) body(stdin io.Reader) (boxBody, error) {
 	}
 	body := a.sandbox.body()
 	body.setText(map[string]string{"name": a.name, "stack": a.stack})
+	if a.remote {
+		body["remote"] = true
+	}
 	if a.tap != "" {
 		body["tap"] = map[string]any{"name": a.tap, "owner": a.owner, "multi_queue": a.multiQueue, "no_dhcp": a.noDHCP}
 	}

@@ -319,7 +319,7 @@ func checkDashboard(cfg config.Config) error {
 
 // needCertificate requires working sources for the certificates of the admin API and of the public URLs.
 func needCertificate(cfg config.Config) error {
-	err := host.CheckAdminTLS(cfg)
+	err := errors.Join(host.CheckAdminTLS(cfg), host.CheckRemoteTLS(cfg))
 	switch cfg.Ingress.TLS.Mode {
 	case "acme":
 		return errors.Join(err, host.CheckACME(cfg))

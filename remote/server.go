@@ -1,0 +1,265 @@
+package remote
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"boxgate/internal/required"
+	"boxgate/policy"
+	"boxgate/policy/name"
+)
+
+// Access is the right that a token gives.
+type Access struct {
+	Box     *policy.Box
+	Expires time.Time // end of the token's validity
+}
+
+// Tokens checks tokens. Safe for concurrent use.
+type Tokens interface {
+	// Open returns the box that a token is valid for. The box must have that ID. The error says why it is refused; its text is
+	// logged, and contains neither the token nor other text of the client.
+	Open(id, token string) (Access, error)
+}
+
+// Proxy is the part of [boxgate/proxy.Proxy] that serves the connections.
+type Proxy interface {
+	// ServeRelayed serves a connection as one of the box to the explicit proxy. more is the memory of the relay in bytes.
+	ServeRelayed(box *policy.Box, tcp *net.TCPConn, more int)
+	// NoteRefusal records a refused connection of a box, or of a client without one if box is nil.
+	NoteRefusal(box *policy.Box, why name.Reason, text string)
+}
+
+// Config configures a [Server]. All fields are required.
+type Config struct {
+	TLS    *tls.Config // its certificate; other fields are set by New
+	Proxy  Proxy
+	Tokens Tokens
+	// Most is the maximum number of connections with a token, of all boxes together. One box gets half of them at most.
+	Most int
+	// Connections, Send and Receive are the configured limits of a box: open connections, and bytes per second from and to it.
+	Connections   int
+	Send, Receive int64 `required:"false"` // 0: no limit
+}
+
+// Server serves remote boxes. Create it with [New]; a nil Server has no connections. Safe for concurrent use.
+type Server struct {
+	cfg   Config
+	relay relays
+
+	mu        sync.Mutex
+	retired   bool
+	listeners map[Listener]bool
+	accepting sync.WaitGroup // Add under mu and only while not retired
+	handlers  sync.WaitGroup // Add by an accept loop, or by a handler
+}
+
+// Listener accepts connections and bounds those of strangers; implemented by [boxgate/host/authlimit.Listener].
+type Listener interface {
+	net.Listener
+	// Known ends the counting of a connection as one of a stranger.
+	Known(c net.Conn)
+}
+
+// The time limits of strangers.
+const (
+	// helloTime is how long a client may take from its connection until it has named its destination.
+	helloTime = 10 * time.Second
+	// failTime delays the answer to a wrong token. The bound on strangers then also bounds the attempts in a second.
+	failTime = time.Second
+	// partTime is how long a client may take to read the final answer.
+	partTime = time.Second
+)
+
+// New returns a Server.
+func New(cfg Config) (*Server, error) {
+	if err := required.Fields(cfg); err != nil {
+		return nil, err
+	}
+	cfg.TLS = cfg.TLS.Clone()
+	cfg.TLS.MinVersion, cfg.TLS.NextProtos = tls.VersionTLS12, []string{"http/1.1"}
+	return &Server{cfg: cfg, relay: relays{cfg: cfg, boxes: map[policy.BoxID]*account{}}, listeners: map[Listener]bool{}}, nil
+}
+
+// Serve serves the connections of ln until [Server.Retire], and closes it. An error is one of accepting.
+func (s *Server) Serve(ln Listener) error {
+	s.mu.Lock()
+	if s.retired {
+		s.mu.Unlock()
+		return ln.Close()
+	}
+	s.listeners[ln] = true
+	s.accepting.Add(1)
+	s.mu.Unlock()
+	defer s.accepting.Done()
+	defer ln.Close()
+	stop := s.relay.sweepRegularly()
+	defer stop()
+	const firstPause, lastPause = 5 * time.Millisecond, time.Second
+	for pause := firstPause; ; {
+		conn, err := ln.Accept()
+		switch {
+		case err == nil:
+			pause = firstPause
+			s.handlers.Go(func() { s.handle(ln, conn) })
+		case errors.Is(err, net.ErrClosed) || s.isRetired():
+			return nil
+		default: // out of descriptors or memory
+			time.Sleep(pause)
+			pause = min(2*pause, lastPause)
+		}
+	}
+}
+
+func (s *Server) isRetired() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.retired
+}
+
+// Retire stops accepting. Connections that were accepted continue.
+func (s *Server) Retire() {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	s.retired = true
+	for ln := range s.listeners {
+		_ = ln.Close()
+	}
+	s.mu.Unlock()
+	s.accepting.Wait()
+}
+
+// Shutdown retires the server and returns when its connections have ended. The proxy must be shut down, which ends them. When ctx
+// ends, it closes them.
+func (s *Server) Shutdown(ctx context.Context) error {
+	if s == nil {
+		return nil
+	}
+	s.Retire()
+	s.relay.finish()
+	ended := make(chan struct{})
+	go func() { s.handlers.Wait(); close(ended) }()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		s.relay.cutAll()
+		return ctx.Err()
+	}
+}
+
+// Cut closes all connections of a box, such as after its token was replaced. The token must be invalid already.
+func (s *Server) Cut(id policy.BoxID) {
+	if s != nil {
+		s.relay.cut(id)
+	}
+}
+
+// Forget closes all connections of a box that is gone, and drops its counters.
+func (s *Server) Forget(id policy.BoxID) {
+	if s != nil {
+		s.relay.forget(id)
+	}
+}
+
+// Transferred returns how many bytes of payload were sent to a box and received from it since the box was first connected. ok is false
+// for a box without connections so far.
+func (s *Server) Transferred(id policy.BoxID) (in, out uint64, ok bool) {
+	if s == nil {
+		return 0, 0, false
+	}
+	return s.relay.transferred(id)
+}
+
+// Open returns the number of open connections with a token.
+func (s *Server) Open() int {
+	s.relay.mu.Lock()
+	defer s.relay.mu.Unlock()
+	return s.relay.n
+}
+
+// client is a connection during its greeting.
+type client struct {
+	*Server
+	raw  net.Conn
+	tls  *tls.Conn
+	in   *bufio.Reader // of tls
+	ln   Listener
+	from string
+}
+
+// handle serves one connection. It must not panic for any input; as the text of a panic could quote a token, it is not caught.
+func (s *Server) handle(ln Listener, conn net.Conn) {
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(helloTime))
+	c := &client{Server: s, raw: conn, tls: tls.Server(conn, s.cfg.TLS), ln: ln, from: "from " + addressOf(conn) + ": "}
+	if err := c.tls.Handshake(); err != nil {
+		c.refuse("no TLS")
+		return
+	}
+	c.in = bufio.NewReaderSize(c.tls, maxHead)
+	first, err := c.in.Peek(1)
+	switch {
+	case err != nil:
+		c.refuse("silent")
+	case first[0] == socksVersion:
+		c.socks()
+	default:
+		c.http()
+	}
+}
+
+// addressOf returns the address of a client without its port, so that equal refusals look the same.
+func addressOf(conn net.Conn) string {
+	if tcp, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		return tcp.AddrPort().Addr().Unmap().String()
+	}
+	return "unknown"
+}
+
+// refuse records the refusal of a stranger.
+func (c *client) refuse(why string) { c.cfg.Proxy.NoteRefusal(nil, name.ReasonUnknownBox, c.from+why) }
+
+// part sends a final answer and waits until the client had time to read it.
+func (c *client) part(answer []byte) {
+	_ = c.raw.SetDeadline(time.Now().Add(partTime))
+	_, _ = c.tls.Write(answer)
+	_ = c.tls.CloseWrite()
+	var rest [1 << 10]byte
+	for range maxHead / len(rest) {
+		if _, err := c.tls.Read(rest[:]); err != nil {
+			return
+		}
+	}
+}
+
+// admit checks a token and takes a place for a connection of its box. If the token is refused, or the box has too many connections, it
+// returns nil.
+func (c *client) admit(user, token string) *relay {
+	access, err := c.cfg.Tokens.Open(user, token)
+	if err != nil {
+		c.refuse(err.Error())
+		time.Sleep(failTime) // still as a stranger
+		return nil
+	}
+	r := c.relay.enter(access, c.raw, c.tls)
+	if r == nil {
+		c.cfg.Proxy.NoteRefusal(access.Box, name.ReasonLimit, c.from+"too many remote connections")
+		return nil
+	}
+	// A token that was replaced before enter is not cut by [Server.Cut].
+	if _, err := c.cfg.Tokens.Open(user, token); err != nil {
+		c.refuse(err.Error())
+		r.leave()
+		return nil
+	}
+	c.ln.Known(c.raw)
+	return r
+}
