@@ -5,12 +5,12 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,15 +20,15 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
-	"boxgate/certs"
 	"boxgate/config"
 	"boxgate/e2e/harness"
+	"boxgate/internal/testnet"
 	"boxgate/policy"
 )
 
 const (
-	remoteAt   = "127.0.0.1:8443"
-	remoteName = "gate.example.org"
+	remoteAt   = harness.RemoteAt
+	remoteName = harness.RemoteName
 )
 
 // remoteWorld is a gateway with a listener for remote boxes.
@@ -43,39 +43,15 @@ type remoteBox struct{ id, token string }
 
 func newRemoteWorld(t *testing.T, change func(*config.Config)) *remoteWorld {
 	t.Helper()
-	ca, err := certs.NewCA("remote")
+	listener, ca := harness.Remote(t)
+	own, err := os.ReadFile(ca)
 	if err != nil {
 		t.Fatal(err)
 	}
-	issued, err := certs.NewIssued(ca, remoteName)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf, err := issued.GetCertificate(&tls.ClientHelloInfo{ServerName: remoteName})
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := x509.MarshalPKCS8PrivateKey(leaf.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	var chain []byte
-	for _, der := range leaf.Certificate {
-		chain = append(chain, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
-	}
-	files := map[string][]byte{
-		"cert": chain, "key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}), "ca": ca.CertificatePEM(),
-	}
-	for name, data := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	w := &remoteWorld{roots: x509.NewCertPool(), ca: filepath.Join(dir, "ca")}
-	w.roots.AppendCertsFromPEM(ca.CertificatePEM())
+	w := &remoteWorld{roots: x509.NewCertPool(), ca: ca}
+	w.roots.AppendCertsFromPEM(own)
 	w.World = harness.NewCaptured(t, func(c *config.Config) {
-		c.Remote = config.Remote{Listen: remoteAt, TLS: config.RemoteTLS{Cert: filepath.Join(dir, "cert"), Key: filepath.Join(dir, "key")}}
+		c.Remote = listener
 		if change != nil {
 			change(c)
 		}
@@ -159,7 +135,8 @@ func (w *remoteWorld) ask(head string) (status int, body string) {
 	if _, err := io.WriteString(c, head); err != nil {
 		return 0, ""
 	}
-	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	method, _, _ := strings.Cut(head, " ")
+	answer, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: method})
 	if err != nil {
 		return 0, ""
 	}
@@ -221,4 +198,59 @@ func TestRemoteBox(t *testing.T) {
 		t.Errorf("decision: %s", audit.Line(e))
 	}
 	w.NothingReached("evil.example.net")
+}
+
+// The clients that docs/attach/elsewhere.md names reach a host with a header rule, as the page sets them up.
+func TestRemoteClients(t *testing.T) {
+	t.Parallel()
+	w := newRemoteWorld(t, nil)
+	b := w.attach(map[string]any{
+		"network_policy": harness.Custom("api.example.com"),
+		"attach_headers": map[string]any{"api.example.com": map[string]string{"Authorization": "Bearer " + harness.TestSecret}},
+	})
+	own, err := os.ReadFile(w.ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle, code := w.GatewayCommand("ca", "--box", b.id, "--bundle")
+	file := filepath.Join(t.TempDir(), "bundle.pem")
+	if err := os.WriteFile(file, append([]byte(bundle), own...), 0o600); err != nil || code != 0 {
+		t.Fatalf("gateway ca: %d %v", code, err)
+	}
+	at := "https://" + b.id + ":" + b.token + "@" + remoteName + ":8443"
+	hosts := filepath.Join(t.TempDir(), "hosts") // of the client's mount namespace
+	if err := os.WriteFile(hosts, []byte("127.0.0.1 localhost "+remoteName+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(hosts), ".curlrc"), []byte("proxy-cacert = "+file+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	clients := map[string]string{
+		"curl":         "curl -sS -f -m 60 https://api.example.com/curl",
+		"curl -x":      "env -u HTTPS_PROXY curl -sS -f -m 60 -x $HTTPS_PROXY https://api.example.com/curl-x",
+		"curl, plain":  "curl -sS -f -m 60 --proxy $HTTP_PROXY http://api.example.com/curl-plain",
+		"curl, HTTP/2": "curl -sS -f -m 60 --http2 https://api.example.com/curl-2",
+		"git":          "git -c http.followRedirects=false ls-remote https://api.example.com/git 2>&1 | grep -q 'not valid\\|not found\\|info/refs'",
+		"python requests": "python3 -c 'import sys\ntry:\n    import requests\nexcept ImportError:\n    from pip._vendor import requests\n" +
+			"sys.exit(requests.get(\"https://api.example.com/requests\", timeout=60).status_code != 200)'",
+	}
+	for name, line := range clients {
+		script := "mount --bind " + hosts + " /etc/hosts && export HTTPS_PROXY=" + at + " HTTP_PROXY=" + at + " https_proxy=" + at +
+			" SSL_CERT_FILE=" + file + " CURL_CA_BUNDLE=" + file + " REQUESTS_CA_BUNDLE=" + file + " GIT_SSL_CAINFO=" + file + " GIT_PROXY_SSL_CAINFO=" + file + " HOME=" + filepath.Dir(hosts) + "\n" + line
+		var out strings.Builder
+		cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c", script)
+		cmd.Stdout, cmd.Stderr = &out, &out
+		if err := w.Net.Gateway().Start(cmd); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%s: %v %s", name, err, harness.Tail(out.String(), 500))
+		}
+	}
+	for _, path := range []string{"/curl", "/curl-x", "/curl-2", "/git/info/refs", "/requests"} {
+		got := w.Net.Received("api.example.com", testnet.Path(path))
+		if len(got) == 0 || got[0].Header.Get("Authorization") != "Bearer "+harness.TestSecret {
+			t.Errorf("%s: %d requests", path, len(got))
+		}
+	}
 }

@@ -89,6 +89,9 @@ func (s *SelfTests) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTest
 
 // selfTestConfig returns the targets of a self-test of b.
 func (s *SelfTests) selfTestConfig(ctx context.Context, b *state.Box) (selftest.Config, error) {
+	if b.IsRemote() {
+		return selftest.Config{}, api.Errorf(api.ErrConflict, "box %s runs elsewhere: there is no network namespace here to attack from", b.ID)
+	}
 	netns, err := s.sandboxes.Namespace(ctx, b)
 	if err != nil {
 		return selftest.Config{}, fmt.Errorf("the network namespace of box %s: %w", b.ID, err)
