@@ -371,7 +371,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 			held = append(held, r.open())
 		}
 		if got := r.say(connectHead); !strings.HasPrefix(got, "HTTP/1.1 407 ") {
-			t.Errorf("answered %q", got)
+			t.Fatalf("answered %q", got)
 		}
 		if got := r.refused(); len(got) != 1 || !strings.HasPrefix(got[0], "limit one ") {
 			t.Errorf("refusals %q", got)
