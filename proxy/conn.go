@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"boxgate/audit"
@@ -41,8 +42,7 @@ type conn struct {
 	head         []byte         // bytes already read from the client by the acceptor
 	orig         netip.AddrPort // original destination; Addr is invalid for the sink and for names given to the explicit proxy
 	sink         netip.Addr     // the sink address that the client dialled, if it did
-	port         uint16
-	bound        name.Name // the name in CONNECT: the only allowed destination
+	bound        name.Name      // the name in CONNECT: the only allowed destination
 	box          *policy.Box
 	usage        *usage.Box   // counters of the box, or those shared by all unknown sources
 	cost         int          // memory that it uses at least, in bytes
@@ -50,10 +50,11 @@ type conn struct {
 	releaseGrant func()       // releases the DNS grant for the destination address; may be nil
 	live         *live.Conn
 	ctx          context.Context
-	waitStart    time.Time   // start of the wait for the first bytes
-	event        audit.Event // initially a refusal for an internal error
+	waited       time.Duration // from the time of the event until the wait for the first bytes began
+	event        audit.Event   // initially a refusal for an internal error
 	// opening records the decision when the allowed traffic begins; nil before that.
 	opening *audit.Opening
+	port    uint16
 	// explicit is true until a CONNECT names the destination of an explicit proxy client.
 	explicit bool
 	literal  bool // the CONNECT named an address instead of a host
@@ -62,7 +63,7 @@ type conn struct {
 	// mustSpeak is set after the server had its chance to speak first.
 	mustSpeak bool
 	spliced   spliced
-	detour    detour
+	detour    atomic.Pointer[detour] // nil unless a tunnel is connecting
 	// interception counts against the box's limit; nil if TLS is not terminated.
 	interception *usage.Interception
 }
@@ -71,7 +72,7 @@ type conn struct {
 func (p *Proxy) newConn(tcp *net.TCPConn, orig netip.AddrPort, own *socket.Owned) *conn {
 	now := time.Now()
 	c := &conn{
-		p: p, tcp: tcp, own: own, cost: connCost, from: addrPort(tcp.RemoteAddr()).Addr(), orig: orig, port: orig.Port(), ctx: p.base, waitStart: now,
+		p: p, tcp: tcp, own: own, cost: connCost, from: addrPort(tcp.RemoteAddr()).Addr(), orig: orig, port: orig.Port(), ctx: p.base,
 		event: audit.Event{
 			Time: now, Stage: policy.StageConn, Protocol: policy.TCP, Addr: orig.Addr(), Port: orig.Port(),
 			Action: audit.ActionRefuse, Reason: name.ReasonInternal,
@@ -273,15 +274,21 @@ func (c *conn) nameByDNS() {
 	}
 }
 
+// firstBytesBy returns the time at which the wait for the first bytes has lasted d.
+func (c *conn) firstBytesBy(d time.Duration) time.Time { return c.event.Time.Add(c.waited + d) }
+
+// restartWait lets the wait for the first bytes begin again.
+func (c *conn) restartWait() { c.waited = time.Since(c.event.Time) }
+
 // peek reads the first message. Where the policy requires the client to speak first, silence is a timeout. Most clients
 // have sent something when their connection is accepted, so the policy is evaluated for silence only after a pause.
 func (c *conn) peek() (peek.First, error) {
-	deadline, silence := c.waitStart.Add(c.p.cfg.PeekTimeout), time.Time{}
+	deadline, silence := c.firstBytesBy(c.p.cfg.PeekTimeout), time.Time{}
 	if !c.mustSpeak {
 		if len(c.head) == 0 && policy.ServerSpeaksFirst(c.port) && c.mayBeSilent() {
 			return peek.First{Kind: peek.Silent}, nil
 		}
-		silence = c.waitStart.Add(c.p.cfg.SilenceTimeout)
+		silence = c.firstBytesBy(c.p.cfg.SilenceTimeout)
 	}
 	f, err := peek.Read(c.tcp, &c.firstClaim, c.head, deadline, silence)
 	silent := err == nil && f.Kind == peek.Silent && !f.Ended

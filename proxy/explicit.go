@@ -76,7 +76,7 @@ func (c *conn) serveExplicit() {
 	if !c.admit() {
 		return
 	}
-	f, err := peek.Read(c.tcp, &c.firstClaim, nil, c.waitStart.Add(c.p.cfg.PeekTimeout), time.Time{})
+	f, err := peek.Read(c.tcp, &c.firstClaim, nil, c.firstBytesBy(c.p.cfg.PeekTimeout), time.Time{})
 	switch {
 	case err != nil || f.Kind == peek.Oversize:
 		c.refusePeek(f, err)
@@ -96,7 +96,7 @@ type connKey struct{}
 
 // connect reads the head of a CONNECT and lets goproxy answer it.
 func (c *conn) connect(f peek.First) {
-	_ = c.tcp.SetReadDeadline(c.waitStart.Add(c.p.cfg.PeekTimeout))
+	_ = c.tcp.SetReadDeadline(c.firstBytesBy(c.p.cfg.PeekTimeout))
 	rest := bytes.NewReader(f.Data)
 	in := bufio.NewReader(io.LimitReader(chargedReader{io.MultiReader(rest, c.tcp), &c.firstClaim}, peek.Cap))
 	r, err := http.ReadRequest(in)
@@ -243,7 +243,8 @@ func (c *conn) acceptConnect() {
 		c.refuse(peek.Other, name.ReasonClientTLS)
 		return
 	}
-	c.explicit, c.waitStart = false, time.Now()
+	c.explicit = false
+	c.restartWait()
 	c.serve()
 }
 

@@ -166,7 +166,8 @@ func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn, at ne
 			c.live.Detach(upstream)
 			socket.Reset(upstream)
 			c.live.SetRoute(route.Routed{})
-			c.waitStart, c.mustSpeak = time.Now(), true
+			c.mustSpeak = true
+			c.restartWait()
 			c.proceed(c.peek()) // judged by what the client sends after the pause, if anything
 			return
 		}
@@ -233,7 +234,7 @@ func (c *conn) startTunnel(f peek.First, rt route.Routed, to netip.Addr, deadlin
 	if err != nil {
 		return false
 	}
-	c.detour.attempt, c.detour.deadline = t, deadline
+	c.detour.Store(&detour{attempt: t, deadline: deadline})
 	c.passToTunnel(t, t.Start)
 	return true
 }
@@ -270,7 +271,9 @@ type owner conn
 // Opened records that the server has received the first bytes.
 func (o *owner) Opened() {
 	c := (*conn)(o)
-	c.detour.stopSearch()
+	if d := c.detour.Swap(nil); d != nil {
+		d.stopSearch()
+	}
 	if c.spliced.first != nil {
 		c.spliced.first.Recycle()
 		c.spliced.first = nil
@@ -356,19 +359,27 @@ func (d *detour) hasFailed() bool {
 }
 
 // Slow tries the other addresses of the name, while the attempt continues.
-func (o *owner) Slow() { (*conn)(o).failOver() }
+func (o *owner) Slow() {
+	c := (*conn)(o)
+	if d := c.detour.Load(); d != nil {
+		c.failOver(d)
+	}
+}
 
 // Failed tries the other addresses of the name, or refuses the connection if they failed as well.
 func (o *owner) Failed(err error) {
 	c := (*conn)(o)
-	d := &c.detour
+	d := c.detour.Load()
+	if d == nil { // another address is used
+		return
+	}
 	d.mu.Lock()
 	d.attemptErr = err
 	started, ended, switched := d.started, d.ended, d.switched
 	d.mu.Unlock()
 	switch {
 	case !started:
-		c.failOver()
+		c.failOver(d)
 	case ended && !switched:
 		c.refuseUnreachable(err)
 	}
@@ -376,8 +387,7 @@ func (o *owner) Failed(err error) {
 
 // failOver connects to one of the other addresses, and uses it unless the attempt has succeeded first. It runs once per
 // connection.
-func (c *conn) failOver() {
-	d := &c.detour
+func (c *conn) failOver(d *detour) {
 	d.mu.Lock()
 	started := d.started
 	d.started = true
@@ -385,7 +395,7 @@ func (c *conn) failOver() {
 	if started {
 		return
 	}
-	up := c.dialOthers()
+	up := c.dialOthers(d)
 	switched := up != nil && d.attempt.Yield()
 	d.mu.Lock()
 	d.ended, d.switched = true, switched
@@ -402,16 +412,16 @@ func (c *conn) failOver() {
 }
 
 // dialOthers connects to one of the other addresses. It returns nil if all refuse.
-func (c *conn) dialOthers() (up net.Conn) {
+func (c *conn) dialOthers(d *detour) (up net.Conn) {
 	defer recovery.Panic(c.p.cfg.Log, c.box.ID, func() {})
 	rt, ok := c.live.Route()
 	if !ok {
 		return nil
 	}
-	ctx, cancel := context.WithDeadline(c.ctx, c.detour.deadline)
+	ctx, cancel := context.WithDeadline(c.ctx, d.deadline)
 	defer cancel()
-	c.detour.setCancel(cancel)
-	up, err := c.p.core.Origins.DialOthers(ctx, c.box, c.target(rt), rt.Known.Dialled, c.detour.hasFailed)
+	d.setCancel(cancel)
+	up, err := c.p.core.Origins.DialOthers(ctx, c.box, c.target(rt), rt.Known.Dialled, d.hasFailed)
 	if err != nil {
 		return nil
 	}
