@@ -54,7 +54,8 @@ type relay struct {
 	pair    *net.TCPConn // its other end is at the proxy; nil before connect; set by the handler under relays.mu
 	ctx     context.Context
 	stop    context.CancelFunc
-	expiry  *time.Timer
+	expires time.Time    // end of the token
+	expiry  *time.Timer  // fires then, unless the host is suspended or its clock is set: see sweep
 	writing atomic.Int64 // when the write to the client in progress began, in Unix seconds; 0: there is no write
 	ended   atomic.Bool  // the proxy sends no more
 }
@@ -71,7 +72,7 @@ func (s *relays) enter(a Access, raw net.Conn, client *tls.Conn) *relay {
 	if s.n >= s.cfg.Most || len(own.open) >= max(1, s.cfg.Most/2) || int64(len(own.open)) >= most {
 		return nil
 	}
-	r := &relay{relays: s, account: own, box: a.Box, raw: raw, client: client}
+	r := &relay{relays: s, account: own, box: a.Box, raw: raw, client: client, expires: a.Expires.Round(0)}
 	r.ctx, r.stop = context.WithCancel(context.Background())
 	r.expiry = time.AfterFunc(time.Until(a.Expires), r.close)
 	own.open[r] = struct{}{}
@@ -199,7 +200,7 @@ func (r *relay) isStuck(now time.Time) bool {
 	return pair == nil || socket.State(pair) != unix.BPF_TCP_ESTABLISHED
 }
 
-// sweepRegularly closes stuck connections until stop is called.
+// sweepRegularly closes stuck connections, and those whose token has expired, until stop is called.
 func (s *relays) sweepRegularly() (stop func()) {
 	done := make(chan struct{})
 	go func() {
@@ -217,10 +218,10 @@ func (s *relays) sweepRegularly() (stop func()) {
 	return sync.OnceFunc(func() { close(done) })
 }
 
-// sweep closes stuck connections.
+// sweep closes stuck connections, and those whose token has expired by the wall clock.
 func (s *relays) sweep(now time.Time) {
 	for _, r := range s.all("") {
-		if r.isStuck(now) {
+		if r.isStuck(now) || !now.Before(r.expires) {
 			r.close()
 		}
 	}

@@ -352,6 +352,16 @@ func TestEndOfATokenCuts(t *testing.T) {
 	if rest, _ := io.ReadAll(r.open()); len(rest) != 0 {
 		t.Errorf("received %q", rest)
 	}
+	r.server.relay.sweep(time.Now().Add(59 * time.Minute))
+	r.echoes(other, in, "")
+	r.server.relay.sweep(time.Now().Add(61 * time.Minute).Round(0)) // the host was suspended, which its timers do not notice
+	if _, err := in.ReadByte(); err == nil || os.IsTimeout(err) {
+		t.Error("a connection outlives its token")
+	}
+	other = r.dial()
+	_, _ = io.WriteString(other, "CONNECT example.com:443 HTTP/1.1\r\nProxy-Authorization: Basic dHdvOnNlY3JldA==\r\n\r\n")
+	in = bufio.NewReader(other)
+	r.echoes(other, in, established)
 	r.server.Forget("two")
 	if _, err := in.ReadByte(); err == nil {
 		t.Error("the connection of a forgotten box is open")

@@ -50,15 +50,21 @@ func errNotRemote(id policy.BoxID) error {
 
 // RotateToken implements the Host of [boxgate/api/boxes].
 func (l *Service) RotateToken(_ context.Context, id policy.BoxID, lifetime time.Duration) (api.RemoteToken, error) {
-	var random [sha256.Size]byte
-	_, _ = rand.Read(random[:]) // never fails (crypto/rand)
-	token := tokenPrefix + hex.EncodeToString(random[:])
-	sum, now := sha256.Sum256([]byte(token)), time.Now()
-	next := &store.RemoteToken{Hash: sum[:], CreatedAt: now, ExpiresAt: now.Add(lifetime)}
+	token, next := newToken(time.Now(), lifetime)
 	if err := l.setToken(id, next); err != nil {
 		return api.RemoteToken{}, err
 	}
 	return api.RemoteToken{Token: token, Expires: next.ExpiresAt, Listen: l.cfg.Remote.Listen}, nil
+}
+
+// newToken makes a token that is valid for a time from now on. Its end is a time of the wall clock, in whole seconds as the API shows it:
+// the monotonic clock stands still while the host is suspended.
+func newToken(now time.Time, lifetime time.Duration) (string, *store.RemoteToken) {
+	var random [sha256.Size]byte
+	_, _ = rand.Read(random[:]) // never fails (crypto/rand)
+	token := tokenPrefix + hex.EncodeToString(random[:])
+	sum := sha256.Sum256([]byte(token))
+	return token, &store.RemoteToken{Hash: sum[:], CreatedAt: now, ExpiresAt: now.Add(lifetime).Truncate(time.Second)}
 }
 
 // RevokeToken implements the Host of [boxgate/api/boxes].

@@ -1,6 +1,7 @@
 package box
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"testing"
@@ -11,6 +12,19 @@ import (
 	"boxgate/policy"
 	"boxgate/store"
 )
+
+// A token ends at the second that the API shows, also on a host that was suspended meanwhile.
+func TestTokensEndByTheWallClock(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	text, next := newToken(now, time.Hour)
+	if sum := sha256.Sum256([]byte(text)); !bytes.Equal(next.Hash, sum[:]) || len(text) != len(tokenPrefix)+64 {
+		t.Errorf("%q, %x", text, next.Hash)
+	}
+	if end := next.ExpiresAt; end != end.Round(0) || end != time.Unix(end.Unix(), 0) || now.Add(time.Hour).Sub(end) >= time.Second {
+		t.Errorf("ends at %v", end)
+	}
+}
 
 // A token opens its own remote box until it expires, is replaced or is revoked, and no other box.
 func TestTokens(t *testing.T) {
