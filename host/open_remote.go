@@ -28,7 +28,7 @@ func (p *parts) openRemote(context.Context) error {
 	}
 	l := p.cfg.Limits
 	p.remote, err = remote.New(remote.Config{
-		TLS: secured, Proxy: p.proxy, Tokens: box.NewTokens(p.boxes), Most: p.shares.Remote(),
+		TLS: secured, Proxy: p.proxy, Tokens: box.NewTokens(p.boxes), Log: p.log, Most: p.shares.Remote(),
 		Connections: l.Connections, Send: int64(l.Send), Receive: int64(l.Receive),
 	})
 	return err

@@ -15,6 +15,7 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/proxy/recovery"
 )
 
 const (
@@ -128,6 +129,7 @@ func (r *relay) connect() error {
 func (r *relay) run(from, answers io.Reader) {
 	var sending sync.WaitGroup
 	sending.Go(func() {
+		defer recovery.Panic(r.relays.cfg.Log, r.box.ID, r.close)
 		if !r.move(r.pair, from, &r.account.out, r.account.send, policy.LimitSend, r.relays.cfg.Send) || r.pair.CloseWrite() != nil {
 			r.close()
 		}

@@ -9,9 +9,12 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"boxgate/internal/required"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/proxy/recovery"
 )
 
 // Access is the right that a token gives.
@@ -40,6 +43,7 @@ type Config struct {
 	TLS    *tls.Config // its certificate; other fields are set by New
 	Proxy  Proxy
 	Tokens Tokens
+	Log    *zap.Logger
 	// Most is the maximum number of connections with a token, of all boxes together. One box gets half of them at most.
 	Most int
 	// Connections, Send and Receive are the configured limits of a box: open connections, and bytes per second from and to it.
@@ -195,9 +199,10 @@ type client struct {
 	from string
 }
 
-// handle serves one connection. It must not panic for any input; as the text of a panic could quote a token, it is not caught.
+// handle serves one connection. A panic ends it alone.
 func (s *Server) handle(ln Listener, conn net.Conn) {
 	defer conn.Close()
+	defer recovery.Panic(s.cfg.Log, "", func() {})
 	_ = conn.SetDeadline(time.Now().Add(helloTime))
 	c := &client{Server: s, raw: conn, tls: tls.Server(conn, s.cfg.TLS), ln: ln, from: "from " + addressOf(conn) + ": "}
 	if err := c.tls.Handshake(); err != nil {

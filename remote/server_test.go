@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -15,6 +16,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"boxgate/certs"
 	"boxgate/policy"
@@ -54,6 +58,9 @@ func (l counting) Known(net.Conn) {
 func (r *rig) Open(id, token string) (Access, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if id == "faulty" {
+		panic("token " + token)
+	}
 	if a, ok := r.tokens[id+" "+token]; ok {
 		return a, nil
 	}
@@ -125,7 +132,7 @@ func serve(t *testing.T, change func(*Config)) *rig {
 	r := &rig{t: t, tokens: map[string]Access{"one secret": {one, time.Now().Add(time.Hour)}}, answer: established}
 	r.client = &tls.Config{ServerName: testHost, RootCAs: x509.NewCertPool()}
 	r.client.RootCAs.AddCert(ca.Certificate())
-	cfg := Config{TLS: &tls.Config{GetCertificate: issued.GetCertificate}, Proxy: r, Tokens: r, Most: 100, Connections: 100}
+	cfg := Config{TLS: &tls.Config{GetCertificate: issued.GetCertificate}, Proxy: r, Tokens: r, Log: zap.NewNop(), Most: 100, Connections: 100}
 	if change != nil {
 		change(&cfg)
 	}
@@ -368,6 +375,24 @@ func TestEndOfATokenCuts(t *testing.T) {
 	}
 	if _, _, ok := r.server.Transferred("two"); ok {
 		t.Error("a forgotten box has counters")
+	}
+}
+
+// A panic ends its own connection, and its text, which may quote a client, is not logged.
+func TestPanicEndsOneConnection(t *testing.T) {
+	t.Parallel()
+	logged, entries := observer.New(zap.ErrorLevel)
+	r := serve(t, func(c *Config) { c.Log = zap.New(logged) })
+	c := r.open()
+	if got := r.say("GET http://example.com/ HTTP/1.1\r\nProxy-Authorization: Basic ZmF1bHR5OnNlY3JldA==\r\n\r\n"); got != "" {
+		t.Errorf("answered %q", got)
+	}
+	_, _ = io.WriteString(c, "ping")
+	if _, err := io.ReadFull(c, make([]byte, 4)); err != nil {
+		t.Errorf("another connection: %v", err)
+	}
+	if all := entries.All(); len(all) != 1 || strings.Contains(fmt.Sprint(all[0].Message, all[0].ContextMap()), "secret") {
+		t.Errorf("logged %v", all)
 	}
 }
 

@@ -92,7 +92,7 @@ relay: internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/handshake
 certs: policy audit internal/fault internal/lru
 ingress/balancer:
 ingress/h2c: relay/h1 relay/h2/upstream relay/pool
-remote: policy certs internal/required internal/socket
+remote: policy certs internal/required internal/socket proxy/recovery
 ingress: policy audit internal/openid internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault
 launcher/boxfs: policy launcher/boxfs/worker
