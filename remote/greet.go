@@ -29,8 +29,12 @@ func (c *client) http() {
 		c.part([]byte(needCredentials))
 		return
 	}
-	r := c.admit(user, password)
-	if r == nil {
+	r, full := c.admit(user, password)
+	switch {
+	case full:
+		c.part([]byte(noPlace))
+		return
+	case r == nil:
 		c.part([]byte(needCredentials))
 		return
 	}
@@ -87,7 +91,7 @@ func (c *client) socks() {
 		c.refuse(errNotSOCKS.Error())
 		return
 	}
-	r := c.admit(user, password)
+	r, _ := c.admit(user, password)
 	if r == nil {
 		c.part([]byte{passwordVersion, 1})
 		return

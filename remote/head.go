@@ -76,5 +76,9 @@ const needCredentials = "HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Aut
 	"Content-Type: text/plain; charset=utf-8\r\nContent-Length: 68\r\nConnection: close\r\n\r\n" +
 	"The user name is the ID of a remote box, the password is its token.\n"
 
+// noPlace is the answer to a request with a valid token if the box has too many connections.
+const noPlace = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Type: text/plain; charset=utf-8\r\n" +
+	"Content-Length: 39\r\nConnection: close\r\n\r\nThe box has too many open connections.\n"
+
 // headTooLarge is the answer to a head that was not read to its end.
 const headTooLarge = "HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"

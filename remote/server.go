@@ -246,25 +246,25 @@ func (c *client) part(answer []byte) {
 }
 
 // admit checks a token and takes a place for a connection of its box. If the token is refused, or the box has too many connections, it
-// returns nil.
-func (c *client) admit(user, token string) *relay {
+// returns nil; full tells which.
+func (c *client) admit(user, token string) (r *relay, full bool) {
 	access, err := c.cfg.Tokens.Open(user, token)
 	if err != nil {
 		c.refuse(err.Error())
 		time.Sleep(failTime) // still as a stranger
-		return nil
+		return nil, false
 	}
-	r := c.relay.enter(access, c.raw, c.tls)
+	r = c.relay.enter(access, c.raw, c.tls)
 	if r == nil {
 		c.cfg.Proxy.NoteRefusal(access.Box, name.ReasonLimit, c.from+"too many remote connections")
-		return nil
+		return nil, true
 	}
 	// A token that was replaced before enter is not cut by [Server.Cut].
 	if _, err := c.cfg.Tokens.Open(user, token); err != nil {
 		c.refuse(err.Error())
 		r.leave()
-		return nil
+		return nil, false
 	}
 	c.ln.Known(c.raw)
-	return r
+	return r, false
 }

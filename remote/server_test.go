@@ -312,6 +312,14 @@ func TestStrangersAreRefused(t *testing.T) {
 			t.Errorf("%q: refusals %q", text, got)
 		}
 	}
+	for _, text := range []string{needCredentials, noPlace, headTooLarge} {
+		in := bufio.NewReader(strings.NewReader(text))
+		if got, err := http.ReadResponse(in, nil); err != nil {
+			t.Errorf("%q: %v", text, err)
+		} else if _, err := io.Copy(io.Discard, got.Body); err != nil || in.Buffered() != 0 {
+			t.Errorf("%q: the length of the body is wrong: %v", text, err)
+		}
+	}
 	c, err := net.Dial("tcp", r.at)
 	if err != nil {
 		t.Fatal(err)
@@ -405,7 +413,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		for range most {
 			held = append(held, r.open())
 		}
-		if got := r.say(connectHead); !strings.HasPrefix(got, "HTTP/1.1 407 ") {
+		if got := r.say(connectHead); got != noPlace {
 			t.Fatalf("answered %q", got)
 		}
 		if got := r.refused(); len(got) != 1 || !strings.HasPrefix(got[0], "limit one ") {
