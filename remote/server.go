@@ -53,8 +53,9 @@ type Config struct {
 
 // Server serves remote boxes. Create it with [New]; a nil Server has no connections. Safe for concurrent use.
 type Server struct {
-	cfg   Config
-	relay relays
+	cfg     Config
+	relay   relays
+	failing chan struct{} // has an element for each answer to a wrong token that is being delayed
 
 	mu        sync.Mutex
 	retired   bool
@@ -74,8 +75,10 @@ type Listener interface {
 const (
 	// helloTime is how long a client may take from its connection until it has named its destination.
 	helloTime = 10 * time.Second
-	// failTime delays the answer to a wrong token. The bound on strangers then also bounds the attempts in a second.
+	// failTime delays the answer to a wrong token.
 	failTime = time.Second
+	// mostFailing is the maximum number of such answers that are being delayed.
+	mostFailing = 256
 	// partTime is how long a client may take to read the final answer.
 	partTime = time.Second
 )
@@ -87,7 +90,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	cfg.TLS = cfg.TLS.Clone()
 	cfg.TLS.MinVersion, cfg.TLS.NextProtos = tls.VersionTLS12, []string{"http/1.1"}
-	return &Server{cfg: cfg, relay: relays{cfg: cfg, boxes: map[policy.BoxID]*account{}}, listeners: map[Listener]bool{}}, nil
+	return &Server{cfg: cfg, relay: relays{cfg: cfg, boxes: map[policy.BoxID]*account{}}, listeners: map[Listener]bool{}, failing: make(chan struct{}, mostFailing)}, nil
 }
 
 // Serve serves the connections of ln until [Server.Retire], and closes it. An error is one of accepting.
@@ -245,13 +248,25 @@ func (c *client) part(answer []byte) {
 	}
 }
 
+// delay delays the answer to a wrong token, while the client still counts as a stranger. The listener may close the connection meanwhile
+// for another one, which does not end the delay: beyond mostFailing it closes the connection without an answer instead.
+func (c *client) delay() {
+	select {
+	case c.failing <- struct{}{}:
+		time.Sleep(failTime)
+		<-c.failing
+	default:
+		_ = c.raw.Close()
+	}
+}
+
 // admit checks a token and takes a place for a connection of its box. If the token is refused, or the box has too many connections, it
-// returns nil; full tells which.
+// returns nil; full reports the latter.
 func (c *client) admit(user, token string) (r *relay, full bool) {
 	access, err := c.cfg.Tokens.Open(user, token)
 	if err != nil {
 		c.refuse(err.Error())
-		time.Sleep(failTime) // still as a stranger
+		c.delay()
 		return nil, false
 	}
 	r = c.relay.enter(access, c.raw, c.tls)

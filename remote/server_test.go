@@ -334,6 +334,26 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 }
 
+// Wrong tokens are answered late, and only so many clients wait for that.
+func TestWrongTokensWait(t *testing.T) {
+	t.Parallel()
+	r := serve(t, nil)
+	const wrong = "GET http://example.com/ HTTP/1.1\r\nProxy-Authorization: Basic b25lOndyb25n\r\n\r\n"
+	began := time.Now()
+	if got := r.say(wrong); !strings.HasPrefix(got, "HTTP/1.1 407 ") || time.Since(began) < failTime {
+		t.Errorf("answered %q after %v", got, time.Since(began))
+	}
+	for range mostFailing {
+		r.server.failing <- struct{}{}
+	}
+	for _, text := range []string{wrong, hello + "\x01\x03one\x05wrong"} {
+		if got := r.say(text); len(got) > 2 {
+			t.Errorf("answered %q although too many wait", got)
+		}
+	}
+	r.open()
+}
+
 // The end of a token cuts its open connections: when it is replaced, and when it expires.
 func TestEndOfATokenCuts(t *testing.T) {
 	t.Parallel()
