@@ -39,18 +39,21 @@ func readHead(r *bufio.Reader) ([]byte, error) {
 	}
 }
 
-// takeCredentials returns the user name and password in the Proxy-Authorization field of a head, and the head without it. Lines that
-// continue the field (obs-fold) are removed with it. The rest of the head is not checked: the explicit proxy parses it.
+// takeCredentials returns the user name and password in the Proxy-Authorization field of a head, and the head without it. The field must
+// be written as the explicit proxy requires it of other fields: without space around its name, and on one line (RFC 9112, 5.1 and 5.2).
+// The rest of the head is not checked: the explicit proxy parses it.
 func takeCredentials(head []byte) (user, password string, rest []byte, err error) {
 	var value string
-	found, taking := 0, false
+	found, taking, malformed := 0, false, false
 	for line := range bytes.Lines(head) {
 		name, text, field := bytes.Cut(line, []byte(":"))
 		switch {
 		case taking && (line[0] == ' ' || line[0] == '\t'):
+			malformed = true
 			continue
 		case field && strings.EqualFold(strings.TrimSpace(string(name)), "proxy-authorization"):
 			found, taking, value = found+1, true, strings.TrimSpace(string(text))
+			malformed = malformed || len(name) != len("proxy-authorization")
 			continue
 		}
 		taking = false
@@ -59,7 +62,7 @@ func takeCredentials(head []byte) (user, password string, rest []byte, err error
 	if found == 0 {
 		return "", "", rest, errNoCredentials
 	}
-	if found > 1 || len(value) > maxCredentials {
+	if malformed || found > 1 || len(value) > maxCredentials {
 		return "", "", rest, errCredentials
 	}
 	scheme, encoded, _ := strings.Cut(value, " ")
