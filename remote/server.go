@@ -248,8 +248,8 @@ func (c *client) part(answer []byte) {
 	}
 }
 
-// delay delays the answer to a wrong token, while the client still counts as a stranger. The listener may close the connection meanwhile
-// for another one, which does not end the delay: beyond mostFailing it closes the connection without an answer instead.
+// delay delays the answer to a wrong token, while the client still counts as a stranger. The listener may close the connection in that
+// time, which does not end the delay: beyond mostFailing clients, the connection is closed without an answer instead.
 func (c *client) delay() {
 	select {
 	case c.failing <- struct{}{}:
