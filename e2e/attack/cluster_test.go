@@ -18,6 +18,7 @@ import (
 
 	"boxgate/config"
 	"boxgate/e2e/harness"
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 	"boxgate/policy/name"
 )
@@ -131,7 +132,7 @@ func answers(conn net.Conn, err error) bool {
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(harness.Patience))
-	_, _ = io.WriteString(conn, "echo this\x00\xff")
+	_, _ = io.WriteString(conn, "\x00echo this") // begins no protocol that the gateway would wait for
 	answer := make([]byte, len("cluster"))
 	_, err = io.ReadFull(conn, answer)
 	return err == nil && string(answer) == "cluster"
@@ -149,13 +150,17 @@ func proxied(in *harness.Intruder, request string) bool {
 	return strings.Count(answer, "HTTP/1.1 200") == strings.Count(request, " HTTP/1.1\r\n")
 }
 
-// resolves returns whether the box's DNS server answers with a service address.
+// resolves returns whether the box's DNS server answers with a service address. A query without an answer, because of the rate limit or a
+// change of the policy, is repeated.
 func resolves(in *harness.Intruder, host string) bool {
 	var m *mdns.Msg
-	err := in.InNetNS(func() (err error) {
-		m, _, err = (&mdns.Client{Timeout: harness.Patience}).Exchange(new(mdns.Msg).SetQuestion(host+".", mdns.TypeA), in.DNS)
-		return err
-	})
+	err := errors.New("not asked")
+	for began := time.Now(); err != nil && time.Since(began) < harness.Patience; {
+		err = in.InNetNS(func() (err error) {
+			m, _, err = (&mdns.Client{Timeout: time.Second}).Exchange(new(mdns.Msg).SetQuestion(host+".", mdns.TypeA), in.DNS)
+			return err
+		})
+	}
 	return err == nil && slices.ContainsFunc(m.Answer, func(rr mdns.RR) bool {
 		return strings.Contains(rr.String(), "\t10.96.") || strings.Contains(rr.String(), "\t10.97.")
 	})
@@ -358,7 +363,7 @@ func TestAttackClusterDuringChanges(t *testing.T) {
 		}
 	})
 	in, db := c.Intrude(changing), netip.MustParseAddrPort("10.96.0.21:5432")
-	for i := range 30 {
+	for i := range nightly.Size(12, 120) { // multiples of the number of policies
 		c.SetPolicy(closed, []map[string]any{{"mode": "allow-all"}, harness.Custom("*"), {"mode": "deny-all"}, {"mode": "custom", "denied_domains": []string{"x.example"}},
 			{"mode": "custom", "allowed_cidrs": []string{"10.0.0.0/8", "fd00::/8"}}, harness.Custom("api.example.com")}[i%6])
 		c.SetPolicy(changing, harness.Custom("api.example.com"))
