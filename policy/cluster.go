@@ -31,6 +31,14 @@ func NewCluster(domain name.Name, services []netip.Prefix) *Cluster {
 	return c
 }
 
+// Prefixes returns the service addresses, merged. They must be in the protected ranges of every policy, also where they are public addresses.
+func (c *Cluster) Prefixes() []netip.Prefix {
+	if c == nil {
+		return nil
+	}
+	return c.prefixes
+}
+
 // Has reports whether a name is in the domain of the cluster, whether or not it exists.
 func (c *Cluster) Has(n name.Name) bool { return c != nil && n.IsWithin(c.domain) }
 
@@ -130,7 +138,7 @@ func (c *Compiled) exempts(r Request, a netip.Addr) bool {
 // a ceiling without allowed lists does not deny.
 func (c *Compiled) judgeProtected(r Request, a netip.Addr) (d Decision, exempt, denied bool) {
 	rule, in := c.protected.Contains(a)
-	if c.bounds && c.cluster.contains(a) { // its policies protect no address
+	if !in && c.cluster.contains(a) { // as in ceilings, whose policies protect no address
 		rule, in = ruleClusterAddr, true
 	}
 	if !in {

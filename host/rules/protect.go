@@ -52,8 +52,9 @@ func (p *Protection) Update(ctx context.Context) error {
 		Stage: nothing,
 		Enforce: func(ctx context.Context) error {
 			p.own = nil // unknown until all boxes have taken the change
-			forward := name.NewProtected(slices.Concat(p.addrs.Exempt, p.addrs.ForwardExempt), own)
-			p.policies.shared.setProtected(name.NewProtected(p.addrs.Exempt, own).WithForwarding(forward), own)
+			services := p.policies.shared.cluster.Prefixes() // public addresses in some clusters
+			forward := name.NewProtected(slices.Concat(p.addrs.Exempt, p.addrs.ForwardExempt), own, services...)
+			p.policies.shared.setProtected(name.NewProtected(p.addrs.Exempt, own, services...).WithForwarding(forward), own)
 			return p.policies.spreadOrClose(ctx)
 		},
 		Commit:      func() error { p.own = own; p.warnOfLost(own); return nil },

@@ -164,3 +164,45 @@ func TestAddressesThatComeAtOnceAreProtected(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Service addresses that are public, as in some managed clusters, are protected like private ones, also in NAT64 form, for the proxies of
+// policies and of rules that forward.
+func TestPublicServicesOfAClusterAreProtected(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	domain, err := name.Parse("cluster.local")
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := netip.MustParsePrefix("34.118.224.0/20")
+	g.Service.shared.WithCluster(policy.NewCluster(domain, []netip.Prefix{service}))
+	p := protectionOf(g, func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("9.9.9.1")}, nil })
+	if err := p.Update(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, spec := range []policy.Spec{{Mode: policy.ModeAllowAll, UpstreamProxy: &policy.UpstreamSpec{URL: "http://34.118.224.1:3128"}}, {Mode: policy.ModeCustom, AllowedCIDRs: []string{"34.0.0.0/8"}}, {Mode: policy.ModeCustom, DeniedDomains: []string{"x.example"}}} {
+		in := g.Service.shared.sharedInputs()
+		c, err := policy.Compile(spec, policy.Options{Version: 1, Protected: in.protected, Cluster: in.cluster})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range []string{"34.118.224.1", "64:ff9b::34.118.224.1"} {
+			addr := netip.MustParseAddr(a)
+			if d := c.Decide(policy.Request{Stage: policy.StageConn, Addr: addr, Port: 443, Protocol: policy.TCP}); d.Reason != name.ReasonProtectedRange {
+				t.Errorf("%s: %v: %s %s", spec.Mode, a, d.Verdict, d.Reason)
+			}
+			plan := c.Kernel()
+			for _, protocol := range []policy.Protocol{policy.TCP, policy.UDP, policy.ICMP} {
+				if fate := plan.Fate(addr, 443, protocol); fate != policy.Refused {
+					t.Errorf("%s: the kernel: %s to %v: %v", spec.Mode, protocol, a, fate)
+				}
+			}
+			if _, in := in.protected.Forwarding().Contains(addr); !in {
+				t.Errorf("rules forward to %v", a)
+			}
+		}
+	}
+	if _, in := g.Service.shared.sharedInputs().protected.Contains(netip.MustParseAddr("34.118.0.1")); in {
+		t.Error("an address beside the services is protected")
+	}
+}

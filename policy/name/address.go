@@ -206,14 +206,19 @@ type Protected struct {
 // exemptions of the operator: each is subtracted from the special-purpose ranges, but from a range in own only if it is
 // inside that range. Exempting 10.0.0.0/8 therefore allows neither the host's 10.0.0.5 nor a pool within it; exempting
 // 10.0.0.5/32 does allow that address. Host bits are masked. Invalid prefixes are ignored in exempt, and protect
-// everything in own.
-func NewProtected(exempt, own []netip.Prefix) *Protected {
+// everything in own. services are further ranges to protect, with the exemptions of special-purpose ranges.
+func NewProtected(exempt, own []netip.Prefix, services ...netip.Prefix) *Protected {
 	exempt = validPrefixes(exempt)
 	p := &Protected{}
 	for _, s := range specialPurpose {
 		rule := s.prefix.String() + " (" + s.what + ")"
 		for _, left := range subtractAll(s.prefix, exempt) {
 			p.ranges.AddDenied(left, rule)
+		}
+	}
+	for _, s := range services {
+		for _, left := range subtractAll(s.Masked(), exempt) {
+			p.ranges.AddDenied(left, s.String()+" (services)")
 		}
 	}
 	for _, o := range own {
