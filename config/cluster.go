@@ -52,11 +52,13 @@ func (c Cluster) Compile() (*policy.Cluster, error) {
 	return policy.NewCluster(domain, services), nil
 }
 
-// neverServices are protected ranges without service addresses: they lead to this host, to its link or to many hosts.
+// neverServices are protected ranges without service addresses: they lead to this host, to its link, to the metadata of its cloud or to many
+// hosts.
 var neverServices = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("168.63.129.16/32"),
 	netip.MustParsePrefix("224.0.0.0/3"), netip.MustParsePrefix("::/8"), netip.MustParsePrefix("64:ff9b::/96"), netip.MustParsePrefix("64:ff9b:1::/48"),
 	netip.MustParsePrefix("2001::/32"), netip.MustParsePrefix("2002::/16"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
+	netip.MustParsePrefix("100.100.100.200/32"), netip.MustParsePrefix("192.0.0.192/32"), netip.MustParsePrefix("fd00:ec2::254/128"), netip.MustParsePrefix("fd20:ce::254/128"),
 }
 
 // checkCluster finds clusters that no gateway may have.
@@ -90,9 +92,16 @@ func (n *Network) checkCluster(fail func(key, format string, args ...any)) {
 	}
 }
 
+// The widest service ranges. Kubernetes accepts none that are wider (--service-cluster-ip-range of kube-apiserver); they would contain nodes and
+// pods.
+const (
+	minServiceBitsV4 = 12
+	minServiceBitsV6 = 64
+)
+
 // checkServiceRange refuses ranges that are too wide, and addresses that are open already or belong to the host or to boxes.
 func (n *Network) checkServiceRange(p netip.Prefix, fail func(format string, args ...any)) {
-	if p.Addr().Is4() && p.Bits() < 8 || p.Addr().Is6() && p.Bits() < 32 {
+	if p.Addr().Is4() && p.Bits() < minServiceBitsV4 || p.Addr().Is6() && p.Bits() < minServiceBitsV6 {
 		fail("%s is too wide; use the service range of the cluster, such as 10.96.0.0/12", p)
 	}
 	for _, never := range neverServices {
