@@ -100,6 +100,8 @@ func TestClusterIsOpenedByItsEntriesAlone(t *testing.T) {
 		"denied in part":                        {denying(all, "", "10.96.0.8/29"), nil, "", "10.96.0.10", TCP, name.ReasonDeniedCIDR, false},
 		"denied in another part":                {denying(all, "", "10.96.0.0/29"), nil, "", "10.96.0.10", TCP, byAddr, yes},
 		"denied, with precedence":               {Spec{Mode: ModeCustom, AllowedCIDRs: []string{ClusterServices}, DeniedCIDRs: []string{"10.0.0.0/8"}, Precedence: PrecedenceSpecific}, nil, "", "10.96.0.10", TCP, name.ReasonDeniedCIDR, false},
+		"denied for a time":                     {all.Overruled(ClusterServices), nil, "", "10.96.0.10", TCP, name.ReasonDeniedCIDR, false},
+		"denied for a time, with precedence":    {Spec{Mode: ModeCustom, AllowedDomains: []string{webName}, AllowedCIDRs: []string{ClusterServices}, Precedence: PrecedenceSpecific}.Overruled(ClusterServices), nil, webName, "10.96.0.10", TCP, name.ReasonDeniedCIDR, false},
 		"denied by its entry":                   {denying(all, "", ClusterServices), nil, "", "10.96.0.10", TCP, name.ReasonDeniedCIDR, false},
 		"in an IPv6 range":                      {denying(all, "", "fd00:96::/127"), nil, "", "fd00:96::1", TCP, name.ReasonDeniedCIDR, false},
 		"rebound: an allowed name":              {listing("api.example.com"), nil, "api.example.com", "10.96.0.10", TCP, protected, false},

@@ -322,7 +322,9 @@ func (p *parsedSpec) addOverruling(list []string, ps *document.Problems) {
 		return
 	}
 	for i, s := range list {
-		if prefix, err := name.ParseCIDR(s); err == nil {
+		if s == ClusterServices {
+			p.cluster.denied = s
+		} else if prefix, err := name.ParseCIDR(s); err == nil {
 			p.overrulingCIDRs = append(p.overrulingCIDRs, cidr{prefix, s})
 		} else if pattern, ok := ps.Pattern(document.Element("/leases", i), s); ok {
 			p.overrulingDomains = append(p.overrulingDomains, domain{pattern, s})

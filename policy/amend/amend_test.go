@@ -52,6 +52,8 @@ func TestChanges(t *testing.T) {
 		{`{"mode":"custom","allowed_domains":["b.com"]}`, "allow cluster:services", `{"mode":"custom","allowed_domains":["b.com"],"allowed_cidrs":["cluster:services"]}`, "allowed"},
 		{`{"mode":"custom","allowed_cidrs":["0.0.0.0/0"]}`, "allow cluster:services", `{"mode":"custom","allowed_cidrs":["0.0.0.0/0","cluster:services"],"dns":"resolve"}`, "allowed"},
 		{`{"mode":"custom","allowed_cidrs":["cluster:services"]}`, "allow cluster:services", "", `"cluster:services" allows it already`},
+		{`{"mode":"custom","precedence":"specific","allowed_domains":["b.com"],"allowed_cidrs":["cluster:services"],"denied_domains":["*.com"]}`, "allow cluster:services", "", `"cluster:services" allows it already`},
+		{`{"mode":"custom","precedence":"specific","allowed_domains":["b.com"],"allowed_cidrs":["cluster:services"],"denied_domains":["*.com"]}`, "deny cluster:services", `{"mode":"custom","precedence":"specific","allowed_domains":["b.com"],"allowed_cidrs":["cluster:services"],"denied_domains":["*.com"],"denied_cidrs":["cluster:services"]}`, "denied"},
 		{`{"mode":"deny-all"}`, "allow cluster:services", `{"mode":"custom","allowed_cidrs":["cluster:services"],"dns":"strict"}`, "the mode was deny-all"},
 		{`{"mode":"allow-all"}`, "allow cluster:services", "error", "is opened by an entry of allowed_cidrs only"},
 		{`{"mode":"custom","denied_domains":["b.com"]}`, "allow cluster:services", "error", "is opened by an entry of allowed_cidrs only"},

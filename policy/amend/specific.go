@@ -10,6 +10,8 @@ import (
 // length returns how specific an entry is, without its port: entries that cover a common destination are compared by it.
 func (e Entry) length() int {
 	switch {
+	case e.isCluster(): // compared with itself alone
+		return 0
 	case e.isAddress():
 		return e.prefix.Bits()
 	case e.pattern.IsWildcard():
