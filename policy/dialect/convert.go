@@ -129,6 +129,11 @@ func checkForeign(spec policy.Spec, ps *document.Problems) {
 	if spec.DeniedNames != "" {
 		ps.Add("/denied_names", "the other dialect does not choose how denied names are answered; leave it out")
 	}
+	for key, list := range map[string][]string{"/allowed_cidrs": spec.AllowedCIDRs, "/denied_cidrs": spec.DeniedCIDRs} {
+		if i := slices.Index(list, policy.ClusterServices); i >= 0 {
+			ps.Add(document.Element(key, i), "the other dialect does not know the services of a cluster")
+		}
+	}
 	for i, s := range spec.AllowedDomains {
 		if p, err := name.ParsePattern(s); err == nil && p.Port() != 0 {
 			ps.Add(document.Element("/allowed_domains", i), "%s has a port, which the other dialect does not know", name.Quote(s))
