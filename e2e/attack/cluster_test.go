@@ -281,8 +281,12 @@ func TestAttackClusterUnderItsPolicy(t *testing.T) {
 	c.NFT("add table ip kube-proxy")
 	c.NFT("add chain ip kube-proxy out { type nat hook output priority -100; }")
 	c.NFT("add chain ip kube-proxy pre { type nat hook prerouting priority -100; }")
+	c.NFT("add table ip6 kube-proxy")
+	c.NFT("add chain ip6 kube-proxy out { type nat hook output priority -100; }")
+	c.NFT("add chain ip6 kube-proxy pre { type nat hook prerouting priority -100; }")
 	for _, chain := range []string{"out", "pre"} {
 		c.NFT("add rule ip kube-proxy " + chain + " ip daddr 10.96.0.30 tcp dport 7000 dnat to 10.96.0.20:5432")
+		c.NFT("add rule ip6 kube-proxy " + chain + " ip6 daddr fd00:96::30 tcp dport 7000 dnat to [fd00:96::20]:5432")
 	}
 	box := c.Create(map[string]any{
 		"network_policy": map[string]any{"mode": "custom", "allowed_domains": []string{clusterWeb}, "allowed_cidrs": []string{policy.ClusterServices}, "denied_cidrs": []string{"10.96.0.21"}},
@@ -295,8 +299,10 @@ func TestAttackClusterUnderItsPolicy(t *testing.T) {
 	if got := in.Requests(clusterWeb, "/keyed"); len(got) != 1 || got[0].Header.Get("X-Key") != harness.Canary {
 		t.Errorf("the service received %v", got)
 	}
-	if !answers(in.Connect(netip.MustParseAddrPort("10.96.0.30:7000"))) {
-		t.Error("a translated service is not reached")
+	for _, at := range []string{"10.96.0.30:7000", "[fd00:96::30]:7000"} {
+		if !answers(in.Connect(netip.MustParseAddrPort(at))) {
+			t.Errorf("the translated service %s is not reached", at)
+		}
 	}
 	if answers(in.Connect(netip.MustParseAddrPort("10.96.0.21:5432"))) {
 		t.Error("a denied service is reached")
