@@ -51,7 +51,7 @@ func (p *Protection) Update(ctx context.Context) error {
 		What:  "the protected ranges",
 		Stage: nothing,
 		Enforce: func(ctx context.Context) error {
-			p.own = nil // unknown until all boxes have taken the change
+			p.own = nil                                      // unknown until all boxes have taken the change
 			services := p.policies.shared.cluster.Prefixes() // public addresses in some clusters
 			forward := name.NewProtected(slices.Concat(p.addrs.Exempt, p.addrs.ForwardExempt), own, services...)
 			p.policies.shared.setProtected(name.NewProtected(p.addrs.Exempt, own, services...).WithForwarding(forward), own)
