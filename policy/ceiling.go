@@ -196,6 +196,9 @@ func (c *Compiled) beyond(ceiling *Ceiling) []document.Problem {
 		}
 	}
 	for i, s := range c.spec.AllowedCIDRs {
+		if s == ClusterServices && top.listed.allowed == "" && !top.open {
+			ps.Add(document.Element("/allowed_cidrs", i), "%s is beyond the operator's policy.ceiling, which does not list it", name.Quote(s))
+		}
 		if p, err := name.ParseCIDR(s); err == nil && !top.reachesSome(p) {
 			ps.Add(document.Element("/allowed_cidrs", i), "%s is beyond the operator's policy.ceiling, so it has no effect", name.Quote(s))
 		}

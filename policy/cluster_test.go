@@ -301,7 +301,8 @@ func TestClusterWarnings(t *testing.T) {
 	for what, c := range map[string]struct {
 		change func(*Options)
 		want   int
-	}{"with": {nil, 0}, "without": {func(o *Options) { o.Cluster = nil }, 1}} {
+	}{"with": {nil, 0}, "without": {func(o *Options) { o.Cluster = nil }, 1}, "under a ceiling of others with": {belowCeiling(t, listing("*")), 1},
+		"under an open ceiling with": {belowCeiling(t, Spec{Mode: ModeCustom, DeniedDomains: []string{"x.example"}}), 0}} {
 		p := compileInCluster(t, listingCluster(), c.change)
 		if got := p.Warnings(); len(got) != c.want {
 			t.Errorf("%s a cluster: %v", what, got)
