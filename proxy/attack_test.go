@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -227,6 +228,56 @@ func TestAttackSlowNameHoldsUpNobody(t *testing.T) {
 	r.Proxy.CloseBox("box1")
 	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("the box was closed after %v", took)
+	}
+}
+
+// unanswering is a resolver that answers no lookup. It counts those that wait.
+type unanswering struct {
+	*proxytest.Names
+	mu        sync.Mutex
+	now, most int
+}
+
+func (s *unanswering) LookupBoth(ctx context.Context, _ *policy.Box, _ name.Name) ([]netip.Addr, error) {
+	s.mu.Lock()
+	s.now++
+	s.most = max(s.most, s.now)
+	s.mu.Unlock()
+	<-ctx.Done()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now--
+	return nil, ctx.Err()
+}
+
+func (s *unanswering) Lookup(ctx context.Context, b *policy.Box, n name.Name) ([]netip.Addr, error) {
+	return s.LookupBoth(ctx, b, n)
+}
+
+func (*unanswering) Granted(policy.BoxID, name.Name, netip.Addr) bool { return false }
+
+// Spliced connections for names whose DNS servers are slow wait for them at the same time when the policy changes. One after the other,
+// they would keep denied connections open for as long as their box likes.
+func TestAttackSlowNamesOfTunnelsDelayNoCut(t *testing.T) {
+	t.Parallel()
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeAllowAll})
+	slow, denied := r.TLSServer("a.slow.example"), r.TLSServer("a.example")
+	tunnels := 10 * runtime.GOMAXPROCS(0)
+	for range tunnels {
+		open(r, slow, "a.slow.example")
+	}
+	c := open(r, denied, "a.example")
+	names := &unanswering{Names: r.Names}
+	r.Resolver.Set(names)
+	r.Policy(proxytest.Allow("a.slow.example"), nil)
+	r.Proxy.Recheck("box1")
+	if echoes(r, c) {
+		t.Error("a denied connection still forwards data")
+	}
+	names.mu.Lock()
+	defer names.mu.Unlock()
+	if names.most <= tunnels/2 {
+		t.Errorf("at most %d lookups waited at the same time, for %d tunnels", names.most, tunnels)
 	}
 }
 

@@ -248,16 +248,12 @@ func (p *Proxy) cutUpstreamUsers(secret string) {
 // UsesSecret reports whether a secret may be in use: it was sent before, and boxes have open connections.
 func (p *Proxy) UsesSecret(secret string) bool { return p.core.Revoked.Used(secret) && p.live.Any() }
 
-// recheckAll routes connections again, and returns when the denied ones have ended.
+// recheckAll routes connections again, and returns when those that this cuts have ended.
 func (p *Proxy) recheckAll(conns []*live.Conn) {
 	var mu sync.Mutex
 	var spliced, cut []*live.Conn
-	var all sync.WaitGroup // in parallel: a connection with a stuck stream must not delay the others
-	for _, l := range conns {
-		if l.Spliced() {
-			spliced = append(spliced, l)
-			continue
-		}
+	var all sync.WaitGroup
+	alone := func(l *live.Conn) { // in parallel: a connection with a stuck stream must not delay the others
 		all.Go(func() {
 			if p.recheck(l) {
 				mu.Lock()
@@ -266,16 +262,29 @@ func (p *Proxy) recheckAll(conns []*live.Conn) {
 			}
 		})
 	}
-	spliced = p.recheckSpliced(spliced)
+	for _, l := range conns {
+		if l.Spliced() {
+			spliced = append(spliced, l)
+		} else {
+			alone(l)
+		}
+	}
+	spliced = p.recheckSpliced(spliced, alone)
 	all.Wait()
 	live.Wait(append(cut, spliced...))
 }
 
-// recheckSpliced routes spliced connections again, cuts the denied ones and returns them. It resets all their clients before their
-// servers: from then on no tunnel relays, and half of the work remains.
-func (p *Proxy) recheckSpliced(conns []*live.Conn) (cut []*live.Conn) {
+// recheckSpliced routes spliced connections again, and returns those that this cuts. Each processor cuts the clients of its share before
+// it resets a server: nothing passes from then on, and half of the work remains. Connections that need a lookup, which may take its whole
+// time, are passed to alone: they must not delay the others.
+func (p *Proxy) recheckSpliced(conns []*live.Conn, alone func(*live.Conn)) (cut []*live.Conn) {
 	finish := make([]func(), len(conns))
-	inParallel(len(conns), func(i int) { finish[i] = p.reroute(conns[i]) })
+	inParallel(len(conns), func(i int) {
+		var waits bool
+		if finish[i], waits = p.rerouteNow(conns[i]); waits {
+			alone(conns[i])
+		}
+	})
 	inParallel(len(conns), func(i int) {
 		if finish[i] != nil {
 			finish[i]()
@@ -305,21 +314,34 @@ func inParallel(n int, do func(i int)) {
 
 // recheck routes one connection again, and reports whether that cut it.
 func (p *Proxy) recheck(l *live.Conn) (cut bool) {
-	finish := p.reroute(l)
+	finish := p.reroute(l, p.core.Router.Reroute)
 	if finish != nil {
 		finish()
 	}
 	return finish != nil
 }
 
+// rerouteNow is reroute for a connection that can be routed without a lookup. Otherwise it leaves the connection as it is, and reports
+// that routing it may wait.
+func (p *Proxy) rerouteNow(l *live.Conn) (finish func(), waits bool) {
+	finish = p.reroute(l, func(c *policy.Compiled, _ *policy.Box, was route.Routed) policy.Route {
+		rt, now := p.core.Router.RerouteNow(c, was)
+		if waits = !now; waits {
+			return was.Route
+		}
+		return rt
+	})
+	return finish, waits && finish == nil
+}
+
 // reroute routes one connection again. If that cuts it, it returns the function that finishes and records the cut, else nil. A panic
 // cuts the connection as well.
-func (p *Proxy) reroute(l *live.Conn) (finish func()) {
+func (p *Proxy) reroute(l *live.Conn, by func(*policy.Compiled, *policy.Box, route.Routed) policy.Route) (finish func()) {
 	defer recovery.Panic(p.cfg.Log, l.Box.ID, func() {
 		finish = func() {}
 		l.Close(&policy.DeniedError{Request: policy.Request{Box: l.Box.ID}, Decision: policy.Decision{Reason: name.ReasonInternal}}, recovery.ErrFault)
 	})
-	rest := l.Recheck(p.core.Router.Reroute)
+	rest := l.Recheck(by)
 	if rest == nil {
 		return nil
 	}

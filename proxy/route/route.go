@@ -111,14 +111,21 @@ func (rt *Routed) UpdateNow(c *policy.Compiled) bool {
 // Reroute routes open traffic again under a policy with possibly other hosts in its rules. A change of the policy waits for
 // the result, so recent lookups suffice, and unknown addresses are not looked up.
 func (g *Router) Reroute(c *policy.Compiled, box *policy.Box, was Routed) policy.Route {
-	was.Known.Ruled, was.Known.NoAddr = policy.Unknown, true
-	if rt := c.Route(was.Asked, was.Known); rt.Needs == policy.NeedNothing {
+	if rt, ok := g.RerouteNow(c, was); ok {
 		return rt // the common case
 	}
+	was.Known.Ruled, was.Known.NoAddr = policy.Unknown, true
 	ctx, cancel := context.WithTimeout(g.base, recheckLookup)
 	defer cancel()
 	g.gather(ctx, c, box, &was, true)
 	return was.Route
+}
+
+// RerouteNow is [Router.Reroute] without waiting. It reports false if the route depends on more evidence, which may take a lookup.
+func (*Router) RerouteNow(c *policy.Compiled, was Routed) (rt policy.Route, ok bool) {
+	was.Known.Ruled, was.Known.NoAddr = policy.Unknown, true
+	rt = c.Route(was.Asked, was.Known)
+	return rt, rt.Needs == policy.NeedNothing
 }
 
 // gather evaluates the policy, again after each piece of evidence that the route depends on. stale is as for
