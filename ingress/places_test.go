@@ -416,6 +416,7 @@ func TestAttackAnotherSiteBarsAnAddress(t *testing.T) {
 	f := start(t, func(c *Config) { c.FailedCredentials = 3 })
 	one := f.guarded("one", record(t))
 	one.Access.Links = access.NewKey()
+	f.set("one"+domain, one)
 	c := f.client(t, true)
 	cookie := signIn(t, c, "one")
 	signed := "https://one" + domain + "/?boxgate_link=" + link.Sign(one.Access.Links, one.ID, link.Link{Expires: time.Now().Add(time.Hour), Prefix: "/", Methods: []string{"GET"}})
