@@ -231,7 +231,7 @@ func TestAttackSlowNameHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// unanswering is a resolver that answers no lookup. It counts those that wait.
+// unanswering is a resolver that answers no lookup. It counts the waiting ones.
 type unanswering struct {
 	*proxytest.Names
 	mu        sync.Mutex

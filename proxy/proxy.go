@@ -248,7 +248,7 @@ func (p *Proxy) cutUpstreamUsers(secret string) {
 // UsesSecret reports whether a secret may be in use: it was sent before, and boxes have open connections.
 func (p *Proxy) UsesSecret(secret string) bool { return p.core.Revoked.Used(secret) && p.live.Any() }
 
-// recheckAll routes connections again, and returns when those that this cuts have ended.
+// recheckAll routes connections again, and returns when the cut ones have ended.
 func (p *Proxy) recheckAll(conns []*live.Conn) {
 	var mu sync.Mutex
 	var spliced, cut []*live.Conn
@@ -274,7 +274,7 @@ func (p *Proxy) recheckAll(conns []*live.Conn) {
 	live.Wait(append(cut, spliced...))
 }
 
-// recheckSpliced routes spliced connections again, and returns those that this cuts. Each processor cuts the clients of its share before
+// recheckSpliced routes spliced connections again, and returns the ones that it cut. Each processor cuts the clients of its share before
 // it resets a server: nothing passes from then on, and half of the work remains. Connections that need a lookup, which may take its whole
 // time, are passed to alone: they must not delay the others.
 func (p *Proxy) recheckSpliced(conns []*live.Conn, alone func(*live.Conn)) (cut []*live.Conn) {

@@ -247,7 +247,7 @@ func (l *Conn) Stopped() error {
 	return l.stop
 }
 
-// Spliced reports whether a tunnel relays the connection unread: [Conn.Recheck] then waits for nothing but reroute.
+// Spliced reports whether a tunnel relays the connection unread: [Conn.Recheck] then waits no longer than reroute does.
 func (l *Conn) Spliced() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
