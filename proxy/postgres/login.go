@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -58,6 +59,7 @@ var base = sync.OnceValues(func() (*pgconn.Config, error) {
 type attempt struct {
 	s        *Session
 	password string
+	began    atomic.Bool // dial was called
 	dialled  net.Conn
 	wire     socket.ToServer // carries the TLS connection
 	verified bool            // the TLS handshake has verified the server's name
@@ -145,7 +147,14 @@ func (s *Session) tlsConfig(verified func()) *tls.Config {
 	}
 }
 
+// errOneDial refuses the connection on which pgconn would cancel queries after a failed login, at any later time.
+var errOneDial = errors.New("a login dials once")
+
+// dial connects to the server.
 func (a *attempt) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	if a.began.Swap(true) {
+		return nil, errOneDial
+	}
 	if a.dialled, a.dialErr = a.s.Dial(ctx, netip.Addr{}); a.dialErr != nil {
 		return nil, a.dialErr
 	}
