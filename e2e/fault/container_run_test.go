@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
-	"golang.org/x/sys/unix"
 
 	"boxgate/config"
 	"boxgate/e2e/harness"
@@ -226,32 +225,13 @@ func TestReloadRenewsRootsInContainers(t *testing.T) {
 	if jsonErr := json.Unmarshal([]byte(out.String()), &done); err != nil || jsonErr != nil || done.PID == 0 || errout.Len() > 0 {
 		t.Fatalf("%v %v\n%s%s", err, jsonErr, &out, &errout)
 	}
-	endLater(t, done.PID)
+	harness.EndLater(t, done.PID)
 	if got := roots("agent"); got != agent+1 {
 		t.Errorf("the container trusts %d roots, not one more than %d", got, agent)
 	}
 	if got := roots("plain"); got != plain {
 		t.Errorf("a container without the CA trusts %d roots, not %d", got, plain)
 	}
-}
-
-// endLater ends a process at the end of the test, and waits for it.
-func endLater(t *testing.T, pid int) {
-	t.Helper()
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		defer unix.Close(fd)
-		_ = unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0)
-		for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
-			if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 1000); err == nil && n > 0 {
-				return
-			}
-		}
-		t.Error("the gateway does not end")
-	})
 }
 
 // TestAttackContainerLeadsTheCAAstray: by a link from its store to a file of the host, in a mounted directory.

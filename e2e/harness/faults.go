@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"boxgate/e2e/harness/knobs"
 	"boxgate/internal/testnet"
 )
@@ -205,4 +207,23 @@ func Lag(t *testing.T) func() time.Duration {
 		}
 	}()
 	return func() time.Duration { return time.Duration(most.Load()) }
+}
+
+// EndLater ends a process that a command of the gateway has started, as a reload does, at the end of the test, and waits for it.
+func EndLater(t *testing.T, pid int) {
+	t.Helper()
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		defer unix.Close(fd)
+		_ = unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0)
+		for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+			if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 1000); err == nil && n > 0 {
+				return
+			}
+		}
+		t.Error("the gateway does not end")
+	})
 }

@@ -15,6 +15,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/oci"
 )
 
 // boxCreate holds the flags of `gateway box create`.
@@ -382,8 +383,8 @@ func newBoxDetach(o *cli.Options) *cobra.Command {
 func newBoxInstallCA(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use: "install-ca BOX...", Short: "Make attached containers trust the CA of their box and proxy.upstream_ca_files", Args: cli.MinArgs(1),
-		Long: `Adds the CA of the box and the roots of proxy.upstream_ca_files to the certificates of a running container of Docker, as
---install-ca of ` + "`gateway box attach`" + ` does. Call it after roots were added to the configuration.`,
+		Long: `Adds the CA of the box and the roots of proxy.upstream_ca_files to the certificates of a running container of Docker or
+` + "`gateway oci`" + `, as --install-ca of ` + "`gateway box attach`" + ` does. Call it after roots were added to the configuration.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, box := range args {
 				if err := installCA(cmd, o, box); err != nil {
@@ -407,12 +408,20 @@ func installCA(cmd *cobra.Command, o *cli.Options, name string) error {
 	if err := client.Get(cmd.Context(), api.BoxPath(name), &box); err != nil {
 		return err
 	}
-	if box.Attached == nil || box.Attached.Container == "" {
+	if !hasContainer(box.Attached) {
 		return fmt.Errorf("it is not an attached container; launched boxes get new roots at their next start, and `gateway ca --box %s --bundle` prints them for others", name)
 	}
 	g, err := dockerGateway(o)
 	if err != nil {
 		return err
 	}
+	if box.Attached.Kind == api.AttachOCI {
+		return oci.Gateway{Client: g.Client, Roots: g.Roots}.InstallCA(cmd.Context(), box.ID)
+	}
 	return g.InstallCA(cmd.Context(), box.ID, box.Attached.Container)
+}
+
+// hasContainer reports whether a box is a container whose certificates can be changed from the host.
+func hasContainer(a *api.Attached) bool {
+	return a != nil && (a.Container != "" || a.Kind == api.AttachOCI)
 }

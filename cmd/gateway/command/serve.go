@@ -25,6 +25,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit/lines"
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/oci"
 	"boxgate/cmd/gateway/command/terminal"
 	"boxgate/config"
 	"boxgate/host"
@@ -583,13 +584,17 @@ func renewContainers(cmd *cobra.Command, o *cli.Options, out io.Writer) {
 		return
 	}
 	for _, box := range boxes {
-		if box.Attached == nil || box.Attached.Container == "" {
+		if !hasContainer(box.Attached) {
 			continue
 		}
 		shown := cmp.Or(box.Name, box.ID)
 		g, err := dockerGateway(o)
 		renewed := false
-		if err == nil {
+		switch {
+		case err != nil:
+		case box.Attached.Kind == api.AttachOCI:
+			renewed, err = oci.Gateway{Client: g.Client, Roots: g.Roots}.RenewCA(cmd.Context(), box.ID)
+		default:
 			renewed, err = g.RenewCA(cmd.Context(), box.ID, box.Attached.Container)
 		}
 		if err != nil {

@@ -41,6 +41,14 @@ func openRoot(c container, again func() (container, error)) (root *os.File, owne
 	if owner, err = rootOf(process); err != nil {
 		return nil, 0, err
 	}
+	root, err = CloneRoot(process)
+	return root, owner, err
+}
+
+// CloneRoot clones the root of the mount namespace of a process, without the mounts inside it, its devices and its programs. process is
+// its open directory in /proc, which the caller has found to be of the container. It fails if that namespace or its files are the
+// host's. The root is the one that the process has made: one that may change its mounts can have others there than its engine.
+func CloneRoot(process *os.File) (root *os.File, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -48,7 +56,7 @@ func openRoot(c container, again func() (container, error)) (root *os.File, owne
 		root, err = cloneRoot(process)
 	}()
 	<-done
-	return root, owner, err
+	return root, err
 }
 
 // errRestarted is returned if the container changed during the operation.

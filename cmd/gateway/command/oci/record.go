@@ -28,6 +28,7 @@ type record struct {
 	Box     string // ID
 	Member  bool   // the box is that of another container, whose network namespace it joined
 	NetNS   string // device and inode of the network namespace
+	Files   string // device and inode of the root with the CA; empty: the CA is in a mounted file
 	Asked   asked  // of the container that the box was made for
 
 	dir string

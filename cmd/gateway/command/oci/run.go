@@ -246,7 +246,10 @@ func (l Line) prepare(ctx context.Context, g Gateway, c call, b *bundle, r *reco
 	if err := g.Client.Get(ctx, api.BoxPath(r.Box, "ca"), &ca); err != nil {
 		return nil, nil, fmt.Errorf("the CA of the container's box: %w", err)
 	}
-	if err := b.install(r.dir, ca, g.Roots); err != nil {
+	if r.Files, err = b.install(r.dir, ca, g.Roots); err != nil {
+		return nil, nil, err
+	}
+	if err := r.save(); err != nil {
 		return nil, nil, err
 	}
 	conf := "nameserver " + g.Resolver.String() + "\n"

@@ -15,33 +15,37 @@ import (
 // /dev, which is a file system of the container's own.
 const readOnlyBundle = "/dev/boxgate-ca-bundle.pem"
 
+// mountedBundle is the name in the container's directory of the file that is mounted there.
+const mountedBundle = "ca-bundle.pem"
+
 // install makes the container trust a CA: in the stores of its root file system, and by variables. If the root cannot be written to,
-// variables alone name a bundle that is mounted.
-func (b *bundle) install(dir string, ca, extra []byte) error {
+// variables alone name a bundle that is mounted. It returns the identity of the root with the stores, "" for a mounted bundle.
+func (b *bundle) install(dir string, ca, extra []byte) (files string, err error) {
 	root, err := openRoot(b.spec.Root.Path)
 	if err != nil {
-		return fmt.Errorf("the container's root: %w", err)
+		return "", fmt.Errorf("the container's root: %w", err)
 	}
 	defer root.Close()
-	err = launcher.InstallCA(fmt.Sprintf("/proc/self/fd/%d", root.Fd()), 0, ca, extra)
+	at := fmt.Sprintf("/proc/self/fd/%d", root.Fd())
+	err = launcher.InstallCA(at, 0, ca, extra)
 	if err == nil {
 		b.trust(launcher.BundlePath)
-		return nil
+		return identity(at)
 	}
 	if !errors.Is(err, unix.EROFS) {
-		return fmt.Errorf("installing the CA: %w", err)
+		return "", fmt.Errorf("installing the CA: %w", err)
 	}
 	public, err := launcher.PublicRoots()
 	if err != nil {
-		return err
+		return "", err
 	}
-	file := filepath.Join(dir, "ca-bundle.pem")
+	file := filepath.Join(dir, mountedBundle)
 	if err := os.WriteFile(file, append(append(public, ca...), extra...), 0o644); err != nil {
-		return err
+		return "", err
 	}
 	b.mountOver(readOnlyBundle, file)
 	b.trust(readOnlyBundle)
-	return nil
+	return "", nil
 }
 
 // openRoot opens a root file system without the mounts inside it, its devices and its programs. Links in it, which an image may have
