@@ -77,6 +77,7 @@ func (e *engine) callTo(out *bytes.Buffer, args ...string) int {
 	defer os.Remove(file.Name())
 	defer file.Close()
 	cmd := exec.Command(e.program, append([]string{"--root", filepath.Join(e.dir, "root"), "--log", filepath.Join(e.dir, "log"), "--log-format", "json"}, args...)...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")} // BOXGATE_ variables of the tests are none of the gateway's
 	cmd.Stdout, cmd.Stderr = file, file
 	_ = cmd.Run()
 	text, err := os.ReadFile(file.Name())
