@@ -64,8 +64,8 @@ state = "%[1]s/state"
       cni_conf_dir = "%[2]s/alone"
 `
 
-// newContainerd starts containerd with the network of n, and the image of the tests.
-func newContainerd(n *network) *containerd {
+// newContainerd starts containerd with the network of n, and the image of the tests. classes are further runtime classes.
+func newContainerd(n *network, classes ...string) *containerd {
 	n.T.Helper()
 	c := &containerd{n: n, dir: filepath.Join(n.dir, "containerd")}
 	for _, plugin := range []string{"bridge", "loopback", "host-local", "portmap"} {
@@ -73,7 +73,7 @@ func newContainerd(n *network) *containerd {
 			n.T.Fatal(err)
 		}
 	}
-	c.file("containerd.toml", fmt.Sprintf(containerdConf, c.dir, n.dir))
+	c.file("containerd.toml", fmt.Sprintf(containerdConf, c.dir, n.dir)+strings.Join(classes, ""))
 	alone, err := json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": n.name + "-alone", "plugins": []map[string]any{n.conf}})
 	if err != nil {
 		n.T.Fatal(err)
@@ -237,6 +237,12 @@ func (c *containerd) podConfig(podName string, annotations map[string]string) st
 	}))))
 }
 
+// kernelFiles are hidden from a container and protected in it, as the kubelet asks for.
+var kernelFiles = map[string]any{
+	"masked_paths":   []string{"/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/sched_debug", "/proc/scsi", "/sys/firmware"},
+	"readonly_paths": []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
+}
+
 // run runs a pod with a container for each role, and returns the IDs of the pod and the containers.
 func (c *containerd) run(podName, class string, annotations map[string]string, roles ...string) (sandbox string, containers []string) {
 	c.n.T.Helper()
@@ -247,7 +253,7 @@ func (c *containerd) run(podName, class string, annotations map[string]string, r
 	}
 	for i, role := range roles {
 		container := c.file(fmt.Sprintf("pods/%s-%d.json", podName, i), string(must(json.Marshal(map[string]any{
-			"metadata": map[string]any{"name": fmt.Sprint(role, i)}, "image": map[string]any{"image": programImage}, "args": []string{role}, "log_path": podName + ".log", "linux": map[string]any{},
+			"metadata": map[string]any{"name": fmt.Sprint(role, i)}, "image": map[string]any{"image": programImage}, "args": []string{role}, "log_path": podName + ".log", "linux": map[string]any{"security_context": kernelFiles},
 		}))))
 		id, err := c.crictl("create", sandbox, container, conf)
 		if err != nil {

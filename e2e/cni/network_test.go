@@ -46,6 +46,7 @@ func newNetwork(t *testing.T, chained bool, conf map[string]any) *network {
 	nightly.Root(t)
 	w := harness.NewWorld(t, func(c *config.Config) {
 		c.Attach.CNI = config.AttachRules{{Namespace: "sandboxes", Default: "named:" + webPolicy}, {Policies: []string{"named:" + webPolicy}, Labels: []string{"team=x"}}}
+		c.Attach.OCI = config.AttachRules{{Policies: []string{"named:" + webPolicy}}}
 	})
 	for name, policy := range map[string]map[string]any{webPolicy: harness.Custom("api.example.com"), secretPolicy: {"mode": "allow-all"}} {
 		if err := w.Client.Do(t.Context(), "PUT", "/v2/box/settings/network-policies/"+name, policy, nil); err != nil {
