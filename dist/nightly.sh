@@ -49,7 +49,8 @@ part() {
     fuzz) BOXGATE_NIGHTLY=1 make fuzz FUZZTIME="${FUZZTIME:-30s}" ;;
     conformance) BOXGATE_NIGHTLY=1 make conformance ;;
     scale) BOXGATE_NIGHTLY=1 make scale ;;
-    gvisor) make runsc && make test PACKAGES=./e2e/runtimes TESTFLAGS=-count=1 ;;
+    gvisor) make runsc && make test PACKAGES=./e2e/runtimes TESTFLAGS=-count=1 &&
+      BOXGATE_NIGHTLY=1 make test PACKAGES=./e2e/launchers TESTFLAGS="-count=1 -run GVisor" ;;
     machines) make vmm && BOXGATE_NIGHTLY=1 make test PACKAGES=./e2e/machines TESTFLAGS=-count=1 ;;
     race) make race TESTFLAGS=-count=1 ;;
     confined) make confined ;;
