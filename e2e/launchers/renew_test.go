@@ -4,6 +4,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -32,6 +33,24 @@ func (c *container) trusted() string {
 	return strings.TrimSpace(out)
 }
 
+// member starts a container that joins the network of another one.
+func (c *container) member(id, line string) *container {
+	c.w.T.Helper()
+	var state struct{ Pid int }
+	out, _ := c.call("state", c.id)
+	if err := json.Unmarshal([]byte(out), &state); err != nil {
+		c.w.T.Fatal(err, out)
+	}
+	m := c.newContainer(id, line, nil)
+	namespaceAt(&m.spec, specs.NetworkNamespace, fmt.Sprintf("/proc/%d/ns/net", state.Pid))
+	m.write()
+	if out, code := m.call("create", "--bundle", m.bundle, m.id); code != 0 {
+		c.w.T.Fatalf("create: %d %s", code, out)
+	}
+	m.start()
+	return m
+}
+
 // withRoots writes a configuration with further roots in proxy.upstream_ca_files to a file.
 func withRoots(w *harness.World, file string, names ...string) {
 	w.T.Helper()
@@ -53,7 +72,8 @@ func withRoots(w *harness.World, file string, names ...string) {
 	}
 }
 
-// A reload with another root adds it to the running containers that trust their CA, in their store or in a mounted bundle.
+// A reload with another root adds it to the running containers that trust their CA, in their store or in a mounted bundle, and to those that
+// share a box. One that has ended is no failure.
 func TestReloadRenewsRootsInContainersOfARuntime(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)
@@ -75,8 +95,11 @@ func TestReloadRenewsRootsInContainersOfARuntime(t *testing.T) {
 	})
 	without := start("without", "grep -v BEGIN $SSL_CERT_FILE >/none; cat /none >$SSL_CERT_FILE; touch /removed; exec sleep 1000", func(*container) {})
 	without.read("removed")
+	member := agent.member("member", "exec sleep 1000")
+	ended := agent.member("ended", "true")
+	w.Until("a member of the box has ended", func() bool { out, _ := ended.call("state", ended.id); return strings.Contains(out, `"stopped"`) })
 	isGuarded(t, agent.read("out"))
-	before := map[*container]string{agent: agent.trusted(), fixed: fixed.trusted()}
+	before := map[*container]string{agent: agent.trusted(), fixed: fixed.trusted(), member: member.trusted()}
 	withRoots(w, w.Config, "another root")
 	var out, errout strings.Builder
 	cmd := w.Command(t.Context(), "reload", "--json")

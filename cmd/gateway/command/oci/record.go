@@ -109,13 +109,18 @@ func ownersOf(netns string) ([]*record, error) {
 	return findRecords(func(r *record) bool { return r.NetNS == netns && !r.Member })
 }
 
-// process returns the ID of the first process of the container, or 0 if none is in its network namespace.
-func (r *record) process(ctx context.Context) int {
+// state returns the ID of the first process of the container by its runtime, 0 if it has ended.
+func (r *record) state(ctx context.Context) (pid int, err error) {
 	l := Line{Runtime: r.Runtime}
 	if r.Root != "" {
 		l.Globals = []string{"--root", r.Root}
 	}
-	pid, err := l.state(ctx, r.ID)
+	return l.state(ctx, r.ID)
+}
+
+// process returns the ID of the first process of the container, or 0 if none is in its network namespace.
+func (r *record) process(ctx context.Context) int {
+	pid, err := r.state(ctx)
 	if err != nil || pid <= 0 {
 		return 0
 	}

@@ -74,6 +74,9 @@ func (r *record) trust(ctx context.Context, ca, extra []byte, renew bool) (insta
 	default:
 		return false, errors.New("an earlier version of the gateway has created it: start it again")
 	}
+	if pid, err := r.state(ctx); renew && err == nil && pid == 0 {
+		return false, nil // it has ended, and cannot start again
+	}
 	root, err := r.openFiles(ctx)
 	if err != nil {
 		return false, err
