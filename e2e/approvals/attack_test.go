@@ -75,8 +75,11 @@ func TestAskingOpensNothing(t *testing.T) {
 	if all, _ := list["requests"].([]any); len(all) != 0 {
 		t.Error("the requests of another box are shown:", list)
 	}
-	w.Until("the rate recovers", func() bool { _, status := get(w, box, "/v1/requests"); return status == "200" })
-	list, _ = get(w, box, "/v1/requests")
+	w.Until("the rate recovers", func() (ok bool) {
+		var status string
+		list, status = get(w, box, "/v1/requests")
+		return status == "200"
+	})
 	all, _ := list["requests"].([]any)
 	if len(all) != 16 {
 		t.Fatalf("%d open requests", len(all))
