@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -32,6 +33,7 @@ type decided struct {
 type deciding struct {
 	*gateway
 	clock *fakeClock
+	mu    sync.Mutex // guards seen, fail and died: leases of several boxes end at the same time
 	seen  map[decided]bool
 	fail  bool           // the next change of kernel rules fails
 	died  func()         // called before the next change of kernel rules
@@ -55,6 +57,8 @@ func (d *deciding) note(id policy.BoxID) {
 	if err != nil {
 		d.t.Error(err)
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.seen[decided{id, c.Version(), string(text), d.clock.now()}] = true
 }
 
@@ -69,6 +73,8 @@ func (d *deciding) start(dir string) {
 	d.net.Proxy, d.leasesChanged = d, make(chan struct{}, 1)
 	d.kernel.Before = func(id policy.BoxID, _ policy.KernelPlan) error {
 		d.note(id)
+		d.mu.Lock()
+		defer d.mu.Unlock()
 		if d.died != nil {
 			d.died()
 			d.died = nil
