@@ -130,9 +130,14 @@ func (e *engine) newContainer(id, line string, annotations map[string]string) *c
 	}
 	c.spec.Process.Terminal, c.spec.Process.Args = false, []string{"sh", "-c", line}
 	c.spec.Root.Readonly, c.spec.Annotations = false, annotations
-	c.spec.Linux.CgroupsPath = "/" + filepath.Base(e.dir) + "-" + id
+	c.spec.Linux.CgroupsPath = cgroupOf(e.dir, id)
 	c.write()
 	return c
+}
+
+// cgroupOf returns the path of the control group of a container, which no other test has: runtimes end all processes of a group.
+func cgroupOf(dir, id string) string {
+	return "/" + filepath.Base(filepath.Dir(dir)) + "-" + filepath.Base(dir) + "-" + id
 }
 
 // write writes the configuration.

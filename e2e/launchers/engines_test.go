@@ -21,7 +21,7 @@ func TestContainerdWithTheGatewayAsRuntime(t *testing.T) {
 	d := newDaemon(w, `exec containerd --address $D/sock --root $D/data --state $D/exec`, "nsenter", "--mount", "--target", "$P", dockerRoot+"/usr/bin/ctr", "--address", "$D/sock")
 	d.start()
 	run := func(id string, more ...string) (string, error) {
-		args := append([]string{"run", "--detach", "--runc-binary", e.program, "--rootfs", "--env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "--cgroup", "/" + filepath.Base(d.dir) + "/" + id}, more...)
+		args := append([]string{"run", "--detach", "--runc-binary", e.program, "--rootfs", "--env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "--cgroup", cgroupOf(d.dir, id)}, more...)
 		return d.try(append(args, rootfs, id, "sh", "-c", "rm -f /out; "+asks)...)
 	}
 	if out, err := run("ctr-agent"); err != nil {

@@ -124,7 +124,7 @@ func TestContainersOutliveContainerdAndTheGateway(t *testing.T) {
 	boxes := map[string]string{}
 	for i, id := range ids {
 		c := containers[i]
-		d.must("run", "--detach", "--runc-binary", e.program, "--rootfs", "--env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "--cgroup", "/"+filepath.Base(d.dir)+"/"+id,
+		d.must("run", "--detach", "--runc-binary", e.program, "--rootfs", "--env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "--cgroup", cgroupOf(d.dir, id),
 			filepath.Join(c.bundle, "rootfs"), id, "sh", "-c", asks)
 		isGuarded(t, c.read("out"))
 		found := boxesOf(w, id)
