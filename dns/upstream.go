@@ -43,7 +43,7 @@ type forwarder struct {
 	inZone    *forwarder // nil without zone
 }
 
-// all returns the upstreams and those of the zone.
+// all returns the upstreams, including the zone's.
 func (f *forwarder) all() []*upstream {
 	if f.inZone == nil {
 		return f.upstreams

@@ -158,7 +158,7 @@ func (c *Compiled) deniesCluster(a netip.Addr) (rule string, denied bool) {
 // decideCluster decides about a name in the domain of the cluster. Such a name is denied unless the policy lists it, by its own name or a
 // wildcard below the domain, or lists all service addresses and the name has one of them. Neither "*" nor a policy without allowed lists
 // opens it. It has no other addresses than the services', whatever CIDRs are allowed. Denied names and addresses win as for every
-// destination. A ceiling without allowed lists permits what it does not deny.
+// destination. A ceiling without allowed lists permits every destination that it does not deny.
 func (c *Compiled) decideCluster(r Request) Decision {
 	addr := name.CanonicalAddr(r.Addr)
 	if addr.IsValid() && (!c.cluster.contains(addr) || c.protected.IsOwn(addr)) {

@@ -50,7 +50,7 @@ func (c *client) http() {
 func (c *client) rest(more []byte) io.Reader {
 	early, _ := c.in.Peek(c.in.Buffered()) // peeking at buffered bytes cannot fail
 	head := append(more[:len(more):len(more)], early...)
-	c.in = nil // its buffer is not needed any more
+	c.in = nil // frees its buffer
 	return &leading{head: head, next: c.tls}
 }
 

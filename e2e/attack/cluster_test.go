@@ -241,7 +241,7 @@ func TestAttackCluster(t *testing.T) {
 	}
 	for what, p := range map[string]struct {
 		policy map[string]any
-		open   []string // by which entries
+		open   []string // the entries that open it
 	}{
 		"names":          {harness.Custom(clusterWeb, "rebound.example.com"), []string{"names", "either"}},
 		"services":       {services("rebound.example.com"), []string{"services", "either"}},

@@ -23,7 +23,7 @@ func withAuth(b remoteBox, request string) string {
 	return strings.Replace(line, " / ", " http://"+remoteHost+"/ ", 1) + "\n" + authOf(b.id, b.token) + rest
 }
 
-// Requests in absolute form are parsed as strictly as those of a box of this host although the credentials are cut out of the first one:
+// Removing the credentials from the first request in absolute form does not make its parsing laxer than for a box of this host:
 // none hides another, names another host than the one that is judged, or carries a Proxy field to the server.
 func TestAttackRemoteRequests(t *testing.T) {
 	t.Parallel()

@@ -72,8 +72,8 @@ func withRoots(w *harness.World, file string, names ...string) {
 	}
 }
 
-// A reload with another root adds it to the running containers that trust their CA, in their store or in a mounted bundle, and to those that
-// share a box. One that has ended is no failure.
+// A reload adds a new root to all running containers of a box that trust its CA, in their store or in a mounted bundle. Ended containers are
+// skipped.
 func TestReloadRenewsRootsInContainersOfARuntime(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)

@@ -59,7 +59,7 @@ func (d Descriptors) URLLimits() (connections, requests int) {
 	return d.visitors, d.visitors * 3 / 2
 }
 
-// Remote returns the maximum number of connections of remote boxes. Each takes two descriptors of the reserve, in addition to those of
+// Remote returns the maximum number of connections of remote boxes. Each takes two descriptors of the reserve, besides the descriptors of
 // a connection of a box: one to the client, and one to the proxy.
 func (d Descriptors) Remote() int { return max(8, d.reserve/8) }
 

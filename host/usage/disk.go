@@ -175,7 +175,7 @@ type kernelCounters struct {
 	run       string // of this process: the counters of remote boxes begin with it
 }
 
-// NewCounters returns a reader of the kernel's counters, and of those of remote boxes, which have no interface.
+// NewCounters returns a reader of the kernel's counters and of the remote boxes' own, which have no interface.
 func NewCounters(boxes *state.Table, f *firewall.Firewall, s state.Sandboxes, remote func(policy.BoxID) (in, out uint64, ok bool)) meter.Kernel {
 	return kernelCounters{boxes, f, s, bootID(), remote, "remote " + time.Now().Format(time.RFC3339Nano)}
 }

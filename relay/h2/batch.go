@@ -4,7 +4,7 @@ package h2
 // small frames for a connection share a write and a TLS record. Without it, the goroutine that writes to a connection is woken
 // by the first frame, on another processor, and writes the frames one by one.
 //
-// The goroutine that owns the batch passes it to those that append the output, and calls [Batch.Flush] before it may block.
+// The goroutine that owns the batch passes it to the functions that append output, and calls [Batch.Flush] before it may block.
 // The zero value is empty. Not safe for concurrent use.
 type Batch struct {
 	owed []Flusher

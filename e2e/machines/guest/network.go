@@ -20,7 +20,7 @@ import (
 	"boxgate/e2e/machines/orders"
 )
 
-// configure sets up the network, and returns what it has set up. The kernel handles router advertisements.
+// configure sets up the network, and returns its settings. The kernel handles router advertisements.
 func (m *machine) configure(static *orders.Network) (*orders.Network, error) {
 	if err := netlink.LinkSetUp(m.nic); err != nil {
 		return nil, err

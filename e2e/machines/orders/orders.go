@@ -47,7 +47,7 @@ type Answer struct {
 	Timeout bool     `json:",omitempty"` // it failed because nothing happened for a minute
 	Network *Network `json:",omitempty"` // Configure
 	Status  int      `json:",omitempty"` // Fetch: of the response; Resolve: the response code of DNS
-	Text    string   `json:",omitempty"` // Fetch: the beginning of the body; Exchange: what was read
+	Text    string   `json:",omitempty"` // Fetch: the beginning of the body; Exchange: the bytes read
 	Addrs   []netip.Addr
 	Frames  [][]byte `json:",omitempty"`
 }

@@ -82,7 +82,7 @@ func isReadOnly(m specs.Mount) (is bool) {
 // ownFileSystems are the types of file systems without files of the host.
 var ownFileSystems = strings.Fields("proc sysfs tmpfs devpts mqueue cgroup cgroup2")
 
-// refuseNamespaces refuses a container that shares a namespace with the host by which it could bypass the gateway.
+// refuseNamespaces refuses a container that could bypass the gateway through a namespace shared with the host.
 func (b *bundle) refuseNamespaces() error {
 	for kind, file := range map[specs.LinuxNamespaceType]string{
 		specs.NetworkNamespace: "net", specs.PIDNamespace: "pid", specs.IPCNamespace: "ipc", specs.MountNamespace: "mnt", specs.UTSNamespace: "uts",
