@@ -148,23 +148,22 @@ func (m *Minter) currentTime() time.Time {
 	return fault.Now()
 }
 
-// shareMint returns the result of make. Concurrent calls for the same key share one call of make, which continues even if
-// ctx ends.
+// shareMint returns the result of make. Concurrent calls for the same key share one call of make. It takes milliseconds at
+// most, so callers wait for it even if ctx ends meanwhile; and it runs in the caller's goroutine, whose stack has grown for
+// its handshake.
 func (b *boxLeaves) shareMint(ctx context.Context, key string, make func() (*tls.Certificate, error)) (*tls.Certificate, error) {
-	flight := b.minting.DoChan(key, func() (any, error) { return make() })
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case got := <-flight:
-		if got.Err != nil {
-			return nil, got.Err
-		}
-		leaf, ok := got.Val.(*tls.Certificate)
-		if !ok {
-			return nil, errors.New("mint returned no certificate")
-		}
-		return leaf, nil
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
+	made, err, _ := b.minting.Do(key, func() (any, error) { return make() })
+	if err != nil {
+		return nil, err
+	}
+	leaf, ok := made.(*tls.Certificate)
+	if !ok {
+		return nil, errors.New("mint returned no certificate")
+	}
+	return leaf, nil
 }
 
 // cached returns a leaf that does not expire soon and, in case the clock was set back, is already valid.

@@ -352,13 +352,16 @@ func (q *plainQuery) maxSize(transport policy.Protocol) int {
 // nameCache caches recently asked names, so that parsing one again does not allocate. The zero value is ready to use. Not
 // safe for concurrent use.
 type nameCache struct {
-	known [4096]name.Name
+	known *[4096]name.Name // nil until the first name: most sockets never receive a query
 }
 
 var nameSeed = maphash.MakeSeed()
 
 // parse is parseName for a name in lower case.
 func (n *nameCache) parse(text []byte) (name.Name, error) {
+	if n.known == nil {
+		n.known = new([4096]name.Name)
+	}
 	slot := &n.known[maphash.Bytes(nameSeed, text)%uint64(len(n.known))]
 	if slot.String() == string(text) {
 		return *slot, nil

@@ -191,7 +191,8 @@ type batch struct {
 	inParts  [batchSize]unix.Iovec
 	peers    [batchSize]unix.RawSockaddrInet6 // large enough for both families
 	inInfo   [batchSize]info
-	bufs     [batchSize]*[maxQuery]byte // nil: handed out by detachBuffer
+	bufs     [batchSize]*[maxQuery]byte // nil: handed out by detachBuffer, or not needed so far
+	ready    int                        // entries that the next read may fill; a socket without queries needs one
 	received int
 
 	out      [batchSize]datagram
@@ -210,34 +211,47 @@ func newBatch(s *socket) *batch {
 		b.out[i].header = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&b.outPeers[i])), Iov: &b.outParts[i]}
 		b.out[i].header.SetIovlen(1)
 	}
-	b.received = batchSize // makes the first read prepare all entries
+	b.prepare(0)
+	b.ready = 1
 	return b
+}
+
+// prepare makes an entry ready for a read.
+func (b *batch) prepare(i int) {
+	if b.bufs[i] == nil {
+		b.bufs[i] = queryBuffers.Get().(*[maxQuery]byte)
+		b.inParts[i].Base = &b.bufs[i][0]
+		b.inParts[i].SetLen(maxQuery)
+	}
+	b.in[i].header.Namelen = unix.SizeofSockaddrInet6
+	if b.socket.forAny {
+		b.in[i].header.Control = (*byte)(unsafe.Pointer(&b.inInfo[i]))
+		b.in[i].header.SetControllen(infoSize)
+	}
 }
 
 // read waits for datagrams and returns their number. With [unix.MSG_DONTWAIT] it does not wait.
 func (b *batch) read(flags uintptr) (int, error) {
 	for i := range b.received { // the entries that the last read used
-		if b.bufs[i] == nil {
-			b.bufs[i] = queryBuffers.Get().(*[maxQuery]byte)
-			b.inParts[i].Base = &b.bufs[i][0]
-			b.inParts[i].SetLen(maxQuery)
-		}
-		b.in[i].header.Namelen = unix.SizeofSockaddrInet6
-		if b.socket.forAny {
-			b.in[i].header.Control = (*byte)(unsafe.Pointer(&b.inInfo[i]))
-			b.in[i].header.SetControllen(infoSize)
-		}
+		b.prepare(i)
 	}
+	if b.received == b.ready && b.ready < batchSize { // more datagrams may have been waiting
+		for i := b.ready; i < min(2*b.ready, batchSize); i++ {
+			b.prepare(i)
+		}
+		b.ready = min(2*b.ready, batchSize)
+	}
+	size := uintptr(b.ready)
 	// While queries arrive one after the other, the next one is often there already: a raw system call then saves the
 	// Go scheduler the work for a call that may block.
 	errno := unix.EAGAIN
 	var n uintptr
 	if b.received > 1 || flags&unix.MSG_DONTWAIT != 0 {
-		n, _, errno = unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.in[0])), batchSize, unix.MSG_DONTWAIT, 0, 0)
+		n, _, errno = unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.in[0])), size, unix.MSG_DONTWAIT, 0, 0)
 	}
 	b.received = 0
 	if errno == unix.EAGAIN && flags&unix.MSG_DONTWAIT == 0 {
-		n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.in[0])), batchSize, unix.MSG_WAITFORONE, 0, 0)
+		n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.in[0])), size, unix.MSG_WAITFORONE, 0, 0)
 	}
 	switch errno {
 	case 0:

@@ -490,7 +490,10 @@ func (p *Origins) DialFirst(ctx context.Context, box *policy.Box, d Target, addr
 		}
 		return conn, err
 	}
-	return r.run(ctx)
+	if len(addrs) == 0 {
+		return r.run(ctx)
+	}
+	return r.runAfterFirst(ctx)
 }
 
 // DialOthers connects box to one of the other addresses of d's name, apart from the one that the box has chosen and the
@@ -527,16 +530,58 @@ func (p *Origins) isOfAll(box *policy.Box, d Target, a netip.Addr) bool {
 	return d.Action == policy.Broker || !slices.ContainsFunc(d.Known.Told, stranger) // a broker's server proves its name
 }
 
+// runAfterFirst tries the first address in the caller's goroutine: most connections need no other. The other attempts
+// begin once it has failed, or in parallel after the stagger.
+func (r *race) runAfterFirst(ctx context.Context) (net.Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r.ctx, r.results, r.running = ctx, make(chan attempt), 1
+	first, won := r.addrs[0], make(chan attempt, 1)
+	r.addrs = r.addrs[1:]
+	more := len(r.addrs) > 0
+	others := time.AfterFunc(r.stagger(), func() {
+		won <- recovered(func() (a attempt) {
+			a.conn, a.err = r.tryAll(ctx, cancel)
+			return a
+		})
+	})
+	end := recovered(func() (a attempt) {
+		a.conn, a.err = r.p.DialAddr(ctx, r.box, r.d, first, more)
+		return a
+	})
+	if !others.Stop() {
+		r.results <- end
+		end = <-won
+	} else if end.err != nil {
+		r.running, r.failed = 0, end.err
+		return r.tryAll(ctx, cancel)
+	}
+	if end.panicked != nil {
+		panic(end.panicked) // it closes the connection that needs it
+	}
+	return end.conn, end.err
+}
+
 // run tries the addresses until one accepts or all have failed.
 func (r *race) run(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	r.ctx, r.results = ctx, make(chan attempt)
+	return r.tryAll(ctx, cancel)
+}
+
+// stagger returns the time after which the next address is tried in parallel.
+func (r *race) stagger() time.Duration {
+	if r.d.Upstream != nil {
+		return r.p.cfg.AddressTimeout // a proxy answers only after it has reached the server
+	}
+	return Stagger
+}
+
+// tryAll begins the next attempt, and then others until one succeeds or all have failed. cancel ends the running ones.
+func (r *race) tryAll(ctx context.Context, cancel context.CancelFunc) (net.Conn, error) {
 	defer cancel()
 	defer func() { go drain(r.results, r.running) }()
-	stagger := Stagger
-	if r.d.Upstream != nil {
-		stagger = r.p.cfg.AddressTimeout // a proxy answers only after it has reached the server
-	}
+	stagger := r.stagger()
 	next := time.NewTimer(stagger)
 	defer next.Stop()
 	for r.start(); r.running > 0 || len(r.addrs) > 0 && ctx.Err() == nil; {
@@ -599,16 +644,17 @@ func (r *race) start() {
 // begin runs a part of the race in a goroutine. It passes a panic on, which would end the gateway there.
 func (r *race) begin(part func() attempt) {
 	r.running++
-	go func() {
-		var end attempt
-		defer func() {
-			if v := recover(); v != nil {
-				end = attempt{panicked: v}
-			}
-			r.results <- end
-		}()
-		end = part()
+	go func() { r.results <- recovered(part) }()
+}
+
+// recovered returns the result of a part of the race, or its panic.
+func recovered(part func() attempt) (end attempt) {
+	defer func() {
+		if v := recover(); v != nil {
+			end = attempt{panicked: v}
+		}
 	}()
+	return part()
 }
 
 // drain closes connections that succeed after another.
