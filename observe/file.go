@@ -70,7 +70,8 @@ func openFile(path string, wait time.Duration) (f *file, aside string, err error
 
 // openOrCreate opens an intact file, or creates one. bbolt itself can fault on a damaged file.
 func openOrCreate(path string, wait time.Duration) (*bolt.DB, error) {
-	o := bolt.Options{Timeout: wait, FreelistType: bolt.FreelistMapType}
+	// A map that is large enough from the start saves copying what a transaction has read when the file outgrows the map.
+	o := bolt.Options{Timeout: wait, FreelistType: bolt.FreelistMapType, InitialMmapSize: 64 << 20}
 	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
 		return pages.Open(path, o)
 	}

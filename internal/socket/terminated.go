@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"sync"
 	"sync/atomic"
 )
 
@@ -53,7 +54,7 @@ func Terminate(client net.Conn, hello int, cfg *tls.Config) *Terminated {
 func Initiate(server net.Conn, cfg *tls.Config) *Terminated {
 	t, verify := &Terminated{}, cfg.VerifyConnection
 	t.wire.open(server)
-	t.wire.start = make([]byte, 0, maxStart)
+	t.wire.start = starts.Get().(*[maxStart]byte)[:0]
 	cfg.VerifyConnection = func(cs tls.ConnectionState) error {
 		t.wire.handshakes++
 		if verify == nil {
@@ -134,6 +135,9 @@ type bounded struct {
 // maxStart is the capacity of start in bytes.
 const maxStart = 2 << 10
 
+// starts keeps the buffers for start of completed handshakes.
+var starts = sync.Pool{New: func() any { return new([maxStart]byte) }}
+
 func (b *bounded) open(server net.Conn) {
 	b.Conn, b.limit, b.strict, b.err = server, ServerHandshake, true, errServerSize
 	b.direct, _ = server.(*Direct)
@@ -145,7 +149,10 @@ func (b *bounded) established() {
 	if b.handshakeBytes = b.sinceContent; b.strict {
 		b.strict, b.laterLimit = false, b.handshakeBytes+LongestRecord
 	}
-	b.limit, b.start = b.laterLimit, nil
+	if b.limit = b.laterLimit; cap(b.start) == maxStart {
+		starts.Put((*[maxStart]byte)(b.start[:maxStart]))
+		b.start = nil
+	}
 	b.sinceContent = 0
 }
 

@@ -110,9 +110,13 @@ func (p *Origins) clientConfig(box *policy.Box, d Target, h *handshake, start fu
 		NextProtos:         h.alpn,
 		MinVersion:         tls.VersionTLS12,
 		Time:               fault.Now,
-		ClientSessionCache: p.sessionsOf(box.ID),
+	}
+	sessions := &ownSessions{ClientSessionCache: p.sessionsOf(box.ID)}
+	if sessions.ClientSessionCache != nil {
+		config.ClientSessionCache = sessions
 	}
 	config.VerifyConnection = func(cs tls.ConnectionState) error {
+		sessions.certificates = sizeOfCertificates(cs)
 		if cs.NegotiatedProtocol != "h2" {
 			config.Renegotiation = tls.RenegotiateOnceAsClient // the configuration is used for this connection only
 		}
@@ -231,31 +235,41 @@ const (
 	maxSession  = 12 << 10 // bytes of one: the ticket, which may have any length, and the server's certificates; typically about 8,000
 )
 
-// sessions stores the TLS sessions of a box, except long ones. Servers with long ones get a full handshake each time.
-type sessions struct {
+// ownSessions is the view of one connection on the TLS sessions of its box. It does not store long ones, so servers with
+// these get a full handshake each time. Used by one connection only.
+type ownSessions struct {
 	tls.ClientSessionCache
+	certificates int // bytes of the server's certificates, set before the handshake ends
 }
 
-func newSessions() *sessions { return &sessions{tls.NewLRUClientSessionCache(maxSessions)} }
+func newSessions() tls.ClientSessionCache { return tls.NewLRUClientSessionCache(maxSessions) }
 
 // Put implements [tls.ClientSessionCache].
-func (s *sessions) Put(key string, of *tls.ClientSessionState) {
-	if of == nil || sizeOf(of) <= maxSession {
-		s.ClientSessionCache.Put(key, of)
+func (s *ownSessions) Put(key string, of *tls.ClientSessionState) {
+	if of != nil {
+		ticket, state, err := of.ResumptionState()
+		if err != nil || state == nil || s.certificates == 0 || len(ticket)+s.certificates > maxSession {
+			return
+		}
 	}
+	s.ClientSessionCache.Put(key, of)
 }
 
-// sizeOf returns the length of a session in bytes, or more than maxSession if it cannot be determined.
-func sizeOf(of *tls.ClientSessionState) int {
-	ticket, state, err := of.ResumptionState()
-	if err != nil || state == nil || len(ticket) > maxSession {
-		return maxSession + 1
+// sizeOfCertificates returns the bytes of the certificates that a session of the connection keeps: those sent by the server
+// with their timestamps and OCSP response, and those of each verified chain.
+func sizeOfCertificates(cs tls.ConnectionState) (n int) {
+	for _, c := range cs.PeerCertificates {
+		n += len(c.Raw)
 	}
-	rest, err := state.Bytes()
-	if err != nil {
-		return maxSession + 1
+	for _, chain := range cs.VerifiedChains {
+		for _, c := range chain[min(1, len(chain)):] {
+			n += len(c.Raw)
+		}
 	}
-	return len(ticket) + len(rest)
+	for _, t := range cs.SignedCertificateTimestamps {
+		n += len(t)
+	}
+	return n + len(cs.OCSPResponse)
 }
 
 // Identity is a client certificate with its key, for authenticating the gateway to a server. Connections with an identity
