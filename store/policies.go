@@ -2,7 +2,6 @@ package store
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -124,11 +123,11 @@ func stageNewer(tx *transaction, s slot, next Policy, by history.Origin) error {
 	if err != nil {
 		return err
 	}
-	old, err := getPolicy(tx, s)
-	if err != nil && !errors.Is(err, ErrNotFound) {
+	old, found, err := committedVersion(tx, s)
+	if err != nil {
 		return err
-	} else if err == nil && next.Version <= old.Version {
-		return fmt.Errorf("the %s already has version %d, which version %d cannot follow: %w", s.label, old.Version, next.Version, ErrConflict)
+	} else if found && next.Version <= old {
+		return fmt.Errorf("the %s already has version %d, which version %d cannot follow: %w", s.label, old, next.Version, ErrConflict)
 	}
 	v, text, err := policyVersion(next, by)
 	if err != nil {
@@ -142,6 +141,24 @@ func (db Rules) CommitPolicy(id policy.BoxID) error { return db.commit(policySlo
 
 // AbortPolicy deletes the staged policy of a box, if there is one.
 func (db Rules) AbortPolicy(id policy.BoxID) error { return db.abort(policySlot(id)) }
+
+// committedVersion returns the version of a slot's committed policy, if there is one, without decoding the rest of it.
+func committedVersion(tx *transaction, s slot) (version uint64, found bool, err error) {
+	data, err := tx.get(layout.Policies, []byte(s.owner))
+	if err != nil || data == nil {
+		return 0, false, err
+	}
+	var p struct {
+		Version *uint64 `json:"version"`
+	}
+	if err := json.Unmarshal(data, &p); err != nil {
+		return 0, false, fmt.Errorf("the %s is damaged: %w", s.label, err)
+	}
+	if p.Version == nil {
+		return 0, false, fmt.Errorf("the %s is damaged: it has no version", s.label)
+	}
+	return *p.Version, true, nil
+}
 
 func getPolicy(tx *transaction, s slot) (p Policy, err error) {
 	data, err := tx.get(layout.Policies, []byte(s.owner))

@@ -47,16 +47,42 @@ func (r *budget) add(c *List, s string, into *[]string) {
 
 // list compares two lists. It returns nil if they have the same entries.
 func (r *budget) list(before, after []string) *List {
-	return r.texts(texts(before), texts(after))
+	if slices.Equal(before, after) {
+		return nil
+	}
+	before, after = distinct(before), distinct(after)
+	var c List
+	for _, s := range beyond(after, before) {
+		r.add(&c, s, &c.Added)
+	}
+	for _, s := range beyond(before, after) {
+		r.add(&c, s, &c.Removed)
+	}
+	return c.ifAny()
 }
 
-// texts converts a list to a map with empty texts.
-func texts(list []string) map[string]string {
-	m := make(map[string]string, len(list))
+// distinct returns the entries of a list in order, each once.
+func distinct(list []string) []string { return slices.Compact(slices.Sorted(slices.Values(list))) }
+
+// beyond returns the entries of a sorted list that another sorted list lacks.
+func beyond(list, other []string) (more []string) {
 	for _, s := range list {
-		m[s] = ""
+		for len(other) > 0 && other[0] < s {
+			other = other[1:]
+		}
+		if len(other) == 0 || other[0] != s {
+			more = append(more, s)
+		}
 	}
-	return m
+	return more
+}
+
+// ifAny returns the list, or nil if it has no differences.
+func (c *List) ifAny() *List {
+	if len(c.Added)+len(c.Removed)+len(c.Changed)+c.More == 0 {
+		return nil
+	}
+	return c
 }
 
 // texts compares two maps by name. It returns nil if they are equal.
@@ -75,10 +101,7 @@ func (r *budget) texts(before, after map[string]string) *List {
 			r.add(&c, name, &c.Removed)
 		}
 	}
-	if len(c.Added)+len(c.Removed)+len(c.Changed)+c.More == 0 {
-		return nil
-	}
-	return &c
+	return c.ifAny()
 }
 
 // Names describes the change of a list of names, or returns nil if there is no change.

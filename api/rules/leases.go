@@ -2,7 +2,6 @@ package rules
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"time"
@@ -158,13 +157,12 @@ func (e *Endpoints) endLeases(_ http.ResponseWriter, r *http.Request) (rest.Repl
 }
 
 // takeLeases takes the temporary entries that go on out of the body of a policy; nil if it does not say which.
-func takeLeases(data []byte) ([]byte, *[]api.LeaseEntry, error) {
-	var fields map[string]json.RawMessage
-	if json.Unmarshal(data, &fields) != nil || fields["leases"] == nil {
-		return data, nil, nil //nolint:nilerr // the parser of the policy reports the mistake
+func (m members) takeLeases() ([]byte, *[]api.LeaseEntry, error) {
+	if m.fields["leases"] == nil {
+		return m.text, nil, nil
 	}
 	var list []spec.LeaseEntry
-	if err := strict.Unmarshal(fields["leases"], &list); err != nil {
+	if err := strict.Unmarshal(m.fields["leases"], &list); err != nil {
 		return nil, nil, problem.Invalid("/leases", "must be a list of entries as they were read: action and entry")
 	}
 	keep := []api.LeaseEntry{}
@@ -174,7 +172,6 @@ func takeLeases(data []byte) ([]byte, *[]api.LeaseEntry, error) {
 		}
 		keep = append(keep, api.LeaseEntry{Allow: l.Action != api.ActionDeny, Audit: l.Action == api.ActionAudit, Entry: l.Entry})
 	}
-	delete(fields, "leases")
-	rest, err := json.Marshal(fields)
+	rest, err := m.without("leases")
 	return rest, &keep, err
 }

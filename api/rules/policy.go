@@ -131,10 +131,14 @@ func (e *Endpoints) givenChange(w http.ResponseWriter, r *http.Request) (set api
 	if match, err = rest.IfMatch(r); err != nil {
 		return set, nil, err
 	}
-	if data, match, err = takeVersion(data, match); err != nil {
+	fields, err := membersOf(data)
+	if err != nil {
 		return set, nil, err
 	}
-	if data, set.Keep, err = takeLeases(data); err != nil {
+	if fields.text, match, err = fields.takeVersion(match); err != nil {
+		return set, nil, err
+	}
+	if data, set.Keep, err = fields.takeLeases(); err != nil {
 		return set, nil, err
 	}
 	given, err := spec.ParsePolicy(data)
@@ -194,16 +198,44 @@ func transformsOf(data []byte) string {
 // takeVersion lets clients edit a policy that they read and send it back: its version becomes the precondition, its
 // warnings are dropped. If-Match says the same, so the two must agree.
 func takeVersion(data []byte, match *uint64) ([]byte, *uint64, error) {
-	var any json.RawMessage
-	if err := strict.Unmarshal(data, &any); err != nil {
+	fields, err := membersOf(data)
+	if err != nil {
 		return nil, nil, err
 	}
-	var fields map[string]json.RawMessage
-	isObject := json.Unmarshal(data, &fields) == nil
-	if !isObject || fields["version"] == nil && fields["warnings"] == nil {
-		return data, match, nil // not an object (another dialect), or without these members
+	return fields.takeVersion(match)
+}
+
+// members are those of a policy in a body, with the body.
+type members struct {
+	text   []byte
+	fields map[string]json.RawMessage // nil: not an object (another dialect)
+}
+
+// membersOf returns the members of a policy. The error is about invalid JSON.
+func membersOf(data []byte) (members, error) {
+	if err := strict.Check(data); err != nil {
+		return members{}, err
 	}
-	if raw := fields["version"]; raw != nil {
+	m := members{text: data}
+	if json.Unmarshal(data, &m.fields) != nil {
+		m.fields = nil
+	}
+	return m, nil
+}
+
+// without returns the body without these members.
+func (m members) without(names ...string) ([]byte, error) {
+	for _, name := range names {
+		delete(m.fields, name)
+	}
+	return json.Marshal(m.fields)
+}
+
+func (m members) takeVersion(match *uint64) ([]byte, *uint64, error) {
+	if m.fields["version"] == nil && m.fields["warnings"] == nil {
+		return m.text, match, nil
+	}
+	if raw := m.fields["version"]; raw != nil {
 		var version uint64
 		if string(raw) == "null" || json.Unmarshal(raw, &version) != nil {
 			return nil, nil, problem.Invalid("/version", "must be the version that was read")
@@ -213,9 +245,7 @@ func takeVersion(data []byte, match *uint64) ([]byte, *uint64, error) {
 		}
 		match = &version
 	}
-	delete(fields, "version")
-	delete(fields, "warnings")
-	rest, err := json.Marshal(fields)
+	rest, err := m.without("version", "warnings")
 	return rest, match, err
 }
 

@@ -3,6 +3,7 @@
 package strict
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,12 +32,29 @@ func Unmarshal(data []byte, v any) error {
 // unmarshal implements Unmarshal. It calls claim before it decodes values that take more memory than their text: an empty
 // object of two bytes may become a large struct.
 func unmarshal(data []byte, v any, claim func(n int64) error) error {
+	if err := check(data, reflect.TypeOf(v).Elem(), claim); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			return problem.Invalid(fieldPointer(wrong.Field), "%s does not fit", problem.Clip(wrong.Value))
+		}
+		return problem.Refuse(http.StatusBadRequest, "the body is not valid JSON")
+	}
+	return nil
+}
+
+// Check returns the error of [Unmarshal] for a value of any type.
+func Check(data []byte) error { return check(data, nil, func(int64) error { return nil }) }
+
+// check checks a body against a type. nil allows any.
+func check(data []byte, t reflect.Type, claim func(n int64) error) error {
 	if !utf8.Valid(data) {
 		return problem.Refuse(http.StatusBadRequest, "the body is not valid UTF-8")
 	}
-	c := &checker{dec: json.NewDecoder(strings.NewReader(string(data))), claim: claim}
+	c := &checker{dec: json.NewDecoder(bytes.NewReader(data)), claim: claim}
 	c.dec.UseNumber()
-	if err := c.value("", reflect.TypeOf(v).Elem(), 0); err != nil {
+	if err := c.value("", t, 0); err != nil {
 		return malformed(c.dec, err)
 	}
 	if _, err := c.dec.Token(); !errors.Is(err, io.EOF) {
@@ -44,12 +62,6 @@ func unmarshal(data []byte, v any, claim func(n int64) error) error {
 	}
 	if len(c.problems) > 0 {
 		return &document.InvalidError{Problems: c.problems}
-	}
-	if err := json.Unmarshal(data, v); err != nil {
-		if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-			return problem.Invalid(fieldPointer(wrong.Field), "%s does not fit", problem.Clip(wrong.Value))
-		}
-		return problem.Refuse(http.StatusBadRequest, "the body is not valid JSON")
 	}
 	return nil
 }
@@ -121,16 +133,26 @@ func (c *checker) value(pointer string, t reflect.Type, depth int) error {
 	if depth > maxDepth {
 		return errTooDeep
 	}
-	if t != nil && reflect.PointerTo(t).Implements(unmarshaler) {
-		t = nil // it decodes its own JSON
-	}
-	for t != nil && t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
 	token, err := c.dec.Token()
 	if err != nil {
 		return err
 	}
+	return c.begun(token, pointer, checked(t), depth)
+}
+
+// checked returns the type that a value is checked against.
+func checked(t reflect.Type) reflect.Type {
+	if t != nil && reflect.PointerTo(t).Implements(unmarshaler) {
+		return nil // it decodes its own JSON
+	}
+	for t != nil && t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	return t
+}
+
+// begun is value for a value whose first token was read.
+func (c *checker) begun(token json.Token, pointer string, t reflect.Type, depth int) error {
 	if t != nil && !fits(token, t) {
 		c.add(pointer, "expected %s, got %s", kindName(t), tokenName(token))
 		t = nil
@@ -201,11 +223,22 @@ func (c *checker) array(pointer string, t reflect.Type, depth int) error {
 	if t != nil {
 		t = t.Elem()
 	}
+	if depth+1 > maxDepth && c.dec.More() {
+		return errTooDeep
+	}
+	size, want := sizeOf(t), checked(t)
 	for i := 0; c.dec.More(); i++ {
-		if err := c.grow(sizeOf(t)); err != nil {
+		if err := c.grow(size); err != nil {
 			return err
 		}
-		if err := c.value(pointer+"/"+strconv.Itoa(i), t, depth+1); err != nil {
+		token, err := c.dec.Token()
+		if err != nil {
+			return err
+		}
+		if _, nested := token.(json.Delim); !nested && (want == nil || fits(token, want)) {
+			continue // without a pointer, which is only needed for problems: lists of policies are long
+		}
+		if err := c.begun(token, pointer+"/"+strconv.Itoa(i), want, depth+1); err != nil {
 			return err
 		}
 	}
