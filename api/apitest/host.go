@@ -163,6 +163,11 @@ func (h *Host) CreateBox(_ context.Context, req api.CreateRequest) (api.Box, err
 	return b.Box, nil
 }
 
+// FreshBox implements [boxes.Table].
+func (h *Host) FreshBox(ctx context.Context, idOrName string) (api.Box, error) {
+	return h.Box(ctx, idOrName)
+}
+
 // Box implements the Finder of [boxgate/api/rest].
 func (h *Host) Box(_ context.Context, idOrName string) (api.Box, error) {
 	leave, err := h.beginCall()

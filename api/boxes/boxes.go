@@ -45,6 +45,8 @@ type Host interface {
 // Table finds and lists the boxes.
 type Table interface {
 	rest.Finder
+	// FreshBox is Box with usage that was read from the kernel within a second. Box has that of the last regular reading.
+	FreshBox(ctx context.Context, idOrName string) (api.Box, error)
 	// Boxes lists the boxes, oldest first.
 	Boxes(ctx context.Context, f api.BoxFilter) ([]api.Box, error)
 	// HostLimits returns the configured limits of every box.
@@ -122,8 +124,16 @@ func (e *Endpoints) listBoxes(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	return rest.Reply{Body: views}, nil
 }
 
+// fresh finds boxes with fresh usage.
+type fresh struct{ Table }
+
+// Box implements [rest.Finder].
+func (f fresh) Box(ctx context.Context, idOrName string) (api.Box, error) {
+	return f.FreshBox(ctx, idOrName)
+}
+
 func (e *Endpoints) getBox(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Boxes)
+	box, err := rest.Box(r, fresh{e.Boxes})
 	if err != nil {
 		return rest.Reply{}, err
 	}

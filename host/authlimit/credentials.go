@@ -38,8 +38,8 @@ func CredentialsOf(ctx context.Context) (Credentials, bool) {
 	if !ok {
 		return Credentials{}, false
 	}
-	found, err := credentialsOf(u)
-	return found, err == nil
+	c.asked.Do(func() { c.credentials, c.unknown = credentialsOf(u) })
+	return c.credentials, c.unknown == nil
 }
 
 // credentialsOf reads the credentials of the other end of a Unix socket.

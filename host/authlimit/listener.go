@@ -51,6 +51,10 @@ type conn struct {
 	peer     string
 	closed   atomic.Bool
 	keyed    keyed
+
+	asked       sync.Once
+	credentials Credentials // of the client of a Unix socket, once asked
+	unknown     error
 }
 
 // Drain implements [socket.Drainer] if the listener below does.

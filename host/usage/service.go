@@ -421,7 +421,16 @@ func (l *Listing) Box(_ context.Context, idOrName string) (api.Box, error) {
 	if err != nil {
 		return api.Box{}, api.Errorf(api.ErrNotFound, "there is no box %q", idOrName)
 	}
-	return l.withUsage(b.View(), true), nil
+	return l.withUsage(b.View(), false), nil
+}
+
+// FreshBox implements the Table of [boxgate/api/boxes].
+func (l *Listing) FreshBox(ctx context.Context, idOrName string) (api.Box, error) {
+	b, err := l.Box(ctx, idOrName)
+	if err != nil {
+		return b, err
+	}
+	return l.withUsage(b, true), nil
 }
 
 // withUsage adds the box's usage. If fresh is set, it reads the kernel's counters first.
