@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
+
+	"boxgate/internal/lazyregexp"
 )
 
 // Attach configures the containers that launchers of others attach by themselves.
@@ -91,7 +92,7 @@ func (r AttachRule) CheckLabel(label string) error {
 // annotatedPolicies are the forms of a policy in an annotation: never a file, and never a document, which no list could bound.
 const annotatedPolicies = "named:NAME, preset:NAME,…, allow-all or deny-all"
 
-var annotatedPolicy = regexp.MustCompile(`^(allow-all|deny-all|(named|preset):[A-Za-z0-9*][A-Za-z0-9._,*:/-]{0,500})$`)
+var annotatedPolicy = lazyregexp.New(`^(allow-all|deny-all|(named|preset):[A-Za-z0-9*][A-Za-z0-9._,*:/-]{0,500})$`)
 
 func isAnnotatedPolicy(text string) bool { return annotatedPolicy.MatchString(text) }
 

@@ -6,10 +6,10 @@ import (
 	"io"
 	"maps"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strings"
 
+	"boxgate/internal/lazyregexp"
 	"boxgate/launcher/container"
 	"boxgate/launcher/namespace"
 	"boxgate/launcher/rootfs"
@@ -114,8 +114,8 @@ type Status struct {
 }
 
 var (
-	validID       = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$`)
-	validHostname = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
+	validID       = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$`)
+	validHostname = lazyregexp.New(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
 )
 
 // checkID refuses IDs that are unsafe as a file name or control group name.

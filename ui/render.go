@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -27,8 +28,9 @@ import (
 // noTime is the zero time.
 var noTime time.Time
 
-// templates are the pages by name. Each consists of the layout, the partials and its own file.
-var templates = readTemplates()
+// templates returns the pages by name. Each consists of the layout, the partials and its own file. They take megabytes, so
+// they are read when the first page is requested.
+var templates = sync.OnceValue(readTemplates)
 
 // shared are the files of templates that every page can use.
 var shared = []string{"templates/layout.html", "templates/partials.html", "templates/forms.html", "templates/preview.html"}
@@ -193,7 +195,7 @@ func (u *UI) render(w http.ResponseWriter, r *http.Request, s session.Session, p
 // write executes a template and sends the result.
 func (u *UI) write(w http.ResponseWriter, name string, status int, doc document) {
 	var b bytes.Buffer
-	page, ok := templates[name]
+	page, ok := templates()[name]
 	if !ok {
 		panic("no such template: " + name)
 	}

@@ -3,7 +3,6 @@ package boxes
 import (
 	"net/http"
 	"path/filepath"
-	"regexp"
 	"strconv"
 
 	"boxgate/api"
@@ -11,6 +10,7 @@ import (
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
+	"boxgate/internal/lazyregexp"
 	"boxgate/policy"
 )
 
@@ -48,7 +48,7 @@ type attachBody struct {
 	NetworkPolicy spec.Policy  `json:"network_policy,omitempty" doc:"as in a create request"`
 }
 
-var containerPat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
+var containerPat = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 
 // request validates an attach.
 func (b *attachBody) request(hasSecret func(string) bool) (api.AttachRequest, error) {

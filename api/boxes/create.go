@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"net/http"
-	"regexp"
 	"slices"
 	"strconv"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
+	"boxgate/internal/lazyregexp"
 	"boxgate/policy"
 	"boxgate/policy/name"
 )
@@ -60,7 +60,7 @@ const MaxTTL = 3 * 24 * time.Hour
 
 var (
 	sizes      = []string{"small", "medium", "large"}
-	runtimePat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$`)
+	runtimePat = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$`)
 	// reserved are words that the dialect uses instead of an ID in paths.
 	reserved = []string{"settings", "attach", "snapshots", "from-snapshot", "agent-credentials", "github"}
 )

@@ -5,7 +5,6 @@ import (
 	"context"
 	"net/http"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/strict"
+	"boxgate/internal/lazyregexp"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/quota"
@@ -62,7 +62,7 @@ const (
 	maxLife = 10 * 366 * 24 * time.Hour
 )
 
-var keyName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+var keyName = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
 
 // createKeyBody describes a key to create.
 type createKeyBody struct {

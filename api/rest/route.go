@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/api/strict"
+	"boxgate/internal/lazyregexp"
 	"boxgate/policy"
 )
 
@@ -77,7 +77,7 @@ func DoneWith(box policy.BoxID, what any) Reply {
 // Done is the reply of calls without a result.
 func Done() Reply { return Reply{Body: OK{true}} }
 
-var boxName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+var boxName = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
 
 // IsBoxName reports whether a box may have the name. Every ID is a valid name, too.
 func IsBoxName(s string) bool { return boxName.MatchString(s) }

@@ -7,13 +7,13 @@ import (
 	"encoding/json"
 	"path"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"boxgate/api"
 	"boxgate/api/problem"
+	"boxgate/internal/lazyregexp"
 	"boxgate/policy"
 	"boxgate/policy/name"
 )
@@ -27,9 +27,9 @@ const (
 )
 
 var (
-	labelPat = regexp.MustCompile(`^[A-Za-z0-9._:=-]{1,20}$`)
-	envPat   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
-	skillPat = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){1,2}$`)
+	labelPat = lazyregexp.New(`^[A-Za-z0-9._:=-]{1,20}$`)
+	envPat   = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+	skillPat = lazyregexp.New(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){1,2}$`)
 )
 
 // Label checks one label.
@@ -142,7 +142,7 @@ func Folder(p *problem.List, at, folder string) string {
 }
 
 // githubToken matches tokens of GitHub, including likely future forms.
-var githubToken = regexp.MustCompile(`^[A-Za-z0-9_.=+/~-]{1,1000}$`)
+var githubToken = lazyregexp.New(`^[A-Za-z0-9_.=+/~-]{1,1000}$`)
 
 // GitHub returns the header rules that take the place of a token of GitHub: git and the API get it on their way, and the
 // box never has it. A bad token is a problem at the pointer.

@@ -8,9 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 
+	"boxgate/internal/lazyregexp"
 	"boxgate/launcher/files"
 	"boxgate/launcher/image"
 )
@@ -32,7 +32,7 @@ type record struct {
 // partial is the name suffix of an incomplete layer.
 const partial = ".partial"
 
-var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
+var validName = lazyregexp.New(`^[a-z0-9][a-z0-9_-]{0,62}$`)
 
 // Path returns the directory of a layer.
 func (l Layers) Path(layer string) string { return filepath.Join(l.Dir, layer) }

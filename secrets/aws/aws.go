@@ -12,19 +12,19 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"regexp"
 	"strconv"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 
+	"boxgate/internal/lazyregexp"
 	"boxgate/policy/name"
 	"boxgate/rule/sign"
 	"boxgate/secrets/remote"
 )
 
-var region = regexp.MustCompile(`^[a-z]{2}(-[a-z]+)+-[0-9]{1,2}$`)
+var region = lazyregexp.New(`^[a-z]{2}(-[a-z]+)+-[0-9]{1,2}$`)
 
 // call is a signed request to a service.
 type call struct {
@@ -121,8 +121,8 @@ type Role struct {
 }
 
 var (
-	roleARN     = regexp.MustCompile(`^arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]{1,512}$`)
-	sessionName = regexp.MustCompile(`^[A-Za-z0-9+=,.@_-]{2,64}$`)
+	roleARN     = lazyregexp.New(`^arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]{1,512}$`)
+	sessionName = lazyregexp.New(`^[A-Za-z0-9+=,.@_-]{2,64}$`)
 )
 
 // Validate implements [remote.Source].
@@ -220,7 +220,7 @@ type Secret struct {
 	Endpoint    string `yaml:"endpoint"`    // empty: the region's
 }
 
-var secretID = regexp.MustCompile(`^[A-Za-z0-9/_+=.@:!-]{1,512}$`)
+var secretID = lazyregexp.New(`^[A-Za-z0-9/_+=.@:!-]{1,512}$`)
 
 // Validate implements [remote.Source].
 func (s *Secret) Validate(fail remote.Fail) {

@@ -6,11 +6,11 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
 
+	"boxgate/internal/lazyregexp"
 	"boxgate/policy/name"
 	"boxgate/secrets/assertion"
 	"boxgate/secrets/remote"
@@ -38,10 +38,10 @@ type App struct {
 }
 
 var (
-	appID      = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
-	repository = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9-]{0,99}/[A-Za-z0-9._-]{1,100}$`)
-	repoName   = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
-	permission = regexp.MustCompile(`^[a-z_]{1,64}$`)
+	appID      = lazyregexp.New(`^[A-Za-z0-9._-]{1,64}$`)
+	repository = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9-]{0,99}/[A-Za-z0-9._-]{1,100}$`)
+	repoName   = lazyregexp.New(`^[A-Za-z0-9._-]{1,100}$`)
+	permission = lazyregexp.New(`^[a-z_]{1,64}$`)
 )
 
 // Validate implements [remote.Source].

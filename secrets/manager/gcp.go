@@ -6,10 +6,10 @@ import (
 	"context"
 	"hash/crc32"
 	"net/http"
-	"regexp"
 	"strconv"
 	"strings"
 
+	"boxgate/internal/lazyregexp"
 	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
@@ -24,7 +24,7 @@ type GCP struct {
 	Endpoint string `yaml:"endpoint"` // of a region; empty: https://secretmanager.googleapis.com
 }
 
-var gcpSecret = regexp.MustCompile(`^projects/[a-z0-9.:-]{1,100}(/locations/[a-z0-9-]{1,40})?/secrets/[A-Za-z0-9_-]{1,255}(/versions/[a-z0-9_-]{1,64})?$`)
+var gcpSecret = lazyregexp.New(`^projects/[a-z0-9.:-]{1,100}(/locations/[a-z0-9-]{1,40})?/secrets/[A-Za-z0-9_-]{1,255}(/versions/[a-z0-9_-]{1,64})?$`)
 
 // Validate implements [remote.Source].
 func (g *GCP) Validate(fail remote.Fail) {

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"net/url"
-	"regexp"
 	"strings"
 
+	"boxgate/internal/lazyregexp"
 	"boxgate/secrets/assertion"
 	"boxgate/secrets/remote"
 )
@@ -23,7 +23,7 @@ type Azure struct {
 	Authority    string `yaml:"authority"`     // of a national cloud; empty: https://login.microsoftonline.com
 }
 
-var tenant = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.-]{0,127}$`)
+var tenant = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9.-]{0,127}$`)
 
 // Validate implements [remote.Source].
 func (z *Azure) Validate(fail remote.Fail) {
