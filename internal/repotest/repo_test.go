@@ -47,6 +47,7 @@ rule/sign: policy proxy proxy/proxytest proxy/scrub rule
 rule/sign/signtest:
 rule/ssh: policy/name policy/document policy/match policy rule
 rule/upstream: policy/name policy/document policy rule
+llm:
 observe: policy audit store/pages
 observe/lint: policy audit observe
 observe/replay: policy audit observe
