@@ -53,8 +53,8 @@ type Event struct {
 	Peer     netip.Addr      `json:"peer,omitzero"` // the client of a public URL
 	Method   string          `json:"method,omitempty"`
 	Path     string          `json:"path,omitempty"` // without the query
-	// Messages names the MCP methods and tools, or the GraphQL operations, that the request asks for. It is empty unless
-	// a request rule depends on them.
+	// Messages names the MCP methods and tools, or the GraphQL operations, that the request asks for, or the model of a metered
+	// request. It is empty unless a rule depends on them.
 	Messages string `json:"messages,omitempty"`
 	// Credential is the kind of credential that admitted a request to a public URL; empty if it was not admitted.
 	Credential Credential     `json:"credential,omitempty"`

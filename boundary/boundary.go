@@ -69,12 +69,14 @@ func NextSteps(c *policy.Compiled, d Denial) []string {
 	switch d.Reason {
 	case name.ReasonRequestRule:
 		return []string{"Do not repeat the request: a rule refuses it that depends on more than the method and the path, such as MCP or GraphQL messages, and an approval cannot open it. GET " + URL + "/v1/policy shows the rules."}
-	case name.ReasonDeniedDomain, name.ReasonDeniedCIDR, name.ReasonProtectedRange, name.ReasonHeaderRule, name.ReasonUnreadableContent:
+	case name.ReasonDeniedDomain, name.ReasonDeniedCIDR, name.ReasonProtectedRange, name.ReasonHeaderRule, name.ReasonUnreadableContent, name.ReasonModelDenied:
 		return []string{"Do not repeat the request: the policy refuses it, and an approval cannot open it. GET " + URL + "/v1/policy shows the policy."}
 	case name.ReasonAmbiguousPath:
 		return []string{"Send the path without dot segments, repeated slashes and the like. An approval cannot open it."}
 	case name.ReasonLimit:
 		return []string{"Wait, then repeat the request: the box has reached a limit."}
+	case name.ReasonModelBudget:
+		return []string{"Stop asking the model: the box has used up its budget. An approval cannot raise it."}
 	case name.ReasonQuota:
 		return []string{"Stop sending: the box has used up its traffic quota."}
 	}

@@ -20,6 +20,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
@@ -85,6 +86,7 @@ type Config struct {
 	Host     []name.Name      // domains of the gateway's host, including its public URLs: TLS for them is never terminated
 	Memory   *memory.Budget   // shared by all boxes; nil: 256 MiB
 	Inside   exchange.Inside  // endpoint of the gateway for boxes; nil: none
+	Meter    llm.Meter        // of requests to models; nil: header rules that meter refuse them
 	Services Services         // services of the operator; nil: there are none
 	DenyPage bool             // a denied TLS connection to a public name gets a 403 page under a leaf instead of an alert
 
@@ -188,7 +190,7 @@ func New(cfg Config) (*Proxy, error) {
 	})
 	p.core = exchange.Core{
 		Router: router, Tunnels: tunnel.NewPool(p.cfg.IdleTimeout, p.cfg.MaxPipes, p.cfg.Log), Audit: p.cfg.Audit,
-		Secrets: p.cfg.Secrets, Tokens: p.cfg.Tokens, Log: p.cfg.Log, MaxStreams: p.cfg.MaxStreams, Inside: p.cfg.Inside,
+		Secrets: p.cfg.Secrets, Tokens: p.cfg.Tokens, Log: p.cfg.Log, MaxStreams: p.cfg.MaxStreams, Inside: p.cfg.Inside, Meter: p.cfg.Meter,
 		Origins: origin.New(origin.Config{
 			Router: router, Resolver: p.cfg.Resolver, Roots: p.cfg.Roots, DialTimeout: p.cfg.DialTimeout,
 			AddressTimeout: p.cfg.AddressTimeout, HandshakeTimeout: p.cfg.HandshakeTimeout,

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"boxgate/llm"
 	"boxgate/policy/document"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
@@ -153,6 +154,15 @@ type Signer interface {
 	TooLarge() *Refusal
 }
 
+// Metered is implemented by effects that count the tokens of requests to a model API. A rule has at most one.
+type Metered interface {
+	Effect
+	// Vendor returns the shape of the API.
+	Vendor() llm.Vendor
+	// AllowsModel reports whether requests may ask a model of this name.
+	AllowsModel(name string) bool
+}
+
 // Request is the plan of one rule for requests and their responses: its effects by stage. The zero Request has no effect.
 type Request struct {
 	Headers   HeaderSetter   // nil: no header fields are set or removed
@@ -160,6 +170,7 @@ type Request struct {
 	Places    Places         // of the placeholders, besides header values
 	Query     QuerySetter    // nil: no parameters are set
 	Signer    Signer         // nil: requests are not signed
+	Meter     Metered        // nil: tokens are not counted
 	Responses []ResponseHead // that change the heads of responses
 
 	// Sources names the secrets that any request may be sent or signed with. Swapped names the secrets that are sent only with requests
@@ -181,6 +192,8 @@ func Requests(effects []Effect) (r Request) {
 			r.Query = e
 		case Signer:
 			r.Signer = e
+		case Metered:
+			r.Meter = e
 		}
 		if h, ok := e.(ResponseHead); ok {
 			r.Responses = append(r.Responses, h)
@@ -236,8 +249,10 @@ func WithTokens(effects []Effect, key name.Secret) []Effect {
 	return out
 }
 
-// Rewrites reports whether requests are signed, or changed in more than their header fields.
-func (r *Request) Rewrites() bool { return r.Places != 0 || r.Query != nil || r.Signer != nil }
+// Rewrites reports whether requests are metered, signed, or changed in more than their header fields.
+func (r *Request) Rewrites() bool {
+	return r.Places != 0 || r.Query != nil || r.Signer != nil || r.Meter != nil
+}
 
 // Sends reports whether one of the effects is a [Sender].
 func Sends(effects []Effect) bool {

@@ -32,13 +32,14 @@ policy/authority: policy
 policy/dialect: policy policy/policytest rule rule/forward rule/header rule/kinds rule/upstream
 policy/policytest: policy policy/document
 policy/learn: policy policy/dialect policy/document policy/match policy/preset
-rule: policy/name policy/document policy/match
-rule/kinds: policy policy/document rule rule/clientcert rule/forward rule/header rule/legacytls rule/lenient rule/placeholder rule/postgres rule/query rule/response rule/sign rule/ssh rule/upstream
+rule: llm policy/name policy/document policy/match
+rule/kinds: policy policy/document rule rule/clientcert rule/forward rule/header rule/legacytls rule/lenient rule/meter rule/placeholder rule/postgres rule/query rule/response rule/sign rule/ssh rule/upstream
 rule/clientcert: policy/name policy/document policy rule
 rule/forward: policy/name policy/document policy/match policy rule
 rule/header: policy/name policy/document policy/match policy rule
 rule/legacytls: policy/document policy rule certs proxy proxy/proxytest
 rule/lenient: policy policy/document proxy/proxytest audit rule
+rule/meter: llm policy/name policy/document policy rule
 rule/placeholder: policy/name policy/document policy/match relay/h1 proxy/scrub rule
 rule/postgres: policy/name policy/document policy rule
 rule/query: policy proxy/proxytest rule
@@ -48,6 +49,7 @@ rule/sign/signtest:
 rule/ssh: policy/name policy/document policy/match policy rule
 rule/upstream: policy/name policy/document policy rule
 llm:
+llm/wire: llm
 observe: policy audit store/pages
 observe/lint: policy audit observe
 observe/replay: policy audit observe
@@ -68,9 +70,9 @@ firewall/route: firewall/namespace firewall/network
 firewall/watch: policy firewall/link firewall/namespace firewall/network firewall/nft firewall/route
 dns: policy audit internal/fault internal/lru internal/memory internal/ratelimit boundary
 dns/outbound:
-proxy: policy rule rule/postgres rule/ssh audit internal/fault internal/handshake internal/memory internal/ratelimit relay/h1 relay/h2 relay/h2/upstream internal/buffers internal/socket relay boundary
+proxy: llm policy rule rule/postgres rule/ssh audit internal/fault internal/handshake internal/memory internal/ratelimit relay/h1 relay/h2 relay/h2/upstream internal/buffers internal/socket relay boundary
 proxy/recovery: policy
-proxy/exchange: policy rule audit internal/fault internal/handshake relay/h1 proxy/recovery proxy/har proxy/header proxy/live proxy/origin proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory rule/placeholder boundary
+proxy/exchange: llm llm/wire policy rule audit internal/fault internal/handshake relay/h1 proxy/recovery proxy/har proxy/header proxy/live proxy/origin proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory rule/placeholder boundary
 proxy/har: policy audit internal/memory proxy/scrub proxy/proxytest relay/h1
 proxy/header: policy rule relay/h1 proxy/scrub relay
 proxy/http1: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 proxy/har proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder boundary
@@ -236,7 +238,7 @@ host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
-host: ui ui/session policy policy/dialect api api/access api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote
+host: ui ui/session policy policy/dialect api api/access api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote
 ui: policy audit api api/access api/apitest api/server api/stream policy/authority ui/preview api/spec observe/replay
 ui/session: policy quota api api/access internal/openid
 ui/pages: policy policy/authority rule/kinds audit quota api api/rest api/spec ui/preview

@@ -41,8 +41,10 @@ const (
 	ReasonBadRequest        Reason = "bad_request"          // malformed or ambiguous framing (400)
 	ReasonAmbiguousPath     Reason = "ambiguous_path"       // a path that servers interpret differently, on a host whose rules look at paths
 	ReasonAmbiguousRequest  Reason = "ambiguous_request"    // a request that servers interpret differently, so that it is uncertain whether a header rule covers it
-	ReasonUnreadableContent Reason = "unreadable_content"   // a rule depends on MCP or GraphQL messages that cannot be read (403)
+	ReasonUnreadableContent Reason = "unreadable_content"   // a rule depends on a body that cannot be read: messages of MCP or GraphQL (403), requests to models (400, 413)
 	ReasonPlaceholderLeak   Reason = "placeholder_leak"     // a placeholder where its value does not belong (403)
+	ReasonModelBudget       Reason = "model_budget"         // a request to a model exceeds a budget of tokens or money (429)
+	ReasonModelDenied       Reason = "model_denied"         // a metered rule does not allow the model, or the request cannot be metered (403)
 	ReasonSecretUnavailable Reason = "secret_unavailable"   // a secret of a header rule is unavailable (502)
 	ReasonUnsignable        Reason = "unsignable"           // a request that cannot be signed as the rule of its host requires (400, 413)
 	ReasonUnscrubbable      Reason = "unscrubbable"         // a response in which secrets cannot be masked (502)
@@ -81,7 +83,7 @@ func Reasons() []Reason {
 		ReasonUnknownBox, ReasonNoPolicy, ReasonProtectedRange, ReasonDeniedDomain, ReasonDeniedCIDR, ReasonDenyAll,
 		ReasonNotAllowed, ReasonHeaderRule, ReasonQuota, ReasonSourceAddress,
 		ReasonSpoofed, ReasonHostPort, ReasonProtocol, ReasonNoName, ReasonAuthorityMismatch, ReasonBadRequest,
-		ReasonAmbiguousPath, ReasonAmbiguousRequest, ReasonUnreadableContent, ReasonPlaceholderLeak, ReasonSecretUnavailable, ReasonUnsignable, ReasonUnscrubbable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
+		ReasonAmbiguousPath, ReasonAmbiguousRequest, ReasonUnreadableContent, ReasonPlaceholderLeak, ReasonModelBudget, ReasonModelDenied, ReasonSecretUnavailable, ReasonUnsignable, ReasonUnscrubbable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
 		ReasonUpstreamTLS, ReasonUpstreamHTTP, ReasonUpstreamLogin, ReasonUpstreamProxy, ReasonClientTLS, ReasonPolicyChanged, ReasonInternal,
 		ReasonURLUnknown, ReasonURLAuth, ReasonURLOrigin, ReasonURLUnavailable,
 	}

@@ -55,8 +55,13 @@ func (x *Exchange) CaptureOwn(version string, status int, fields []har.Field, bo
 	x.entry.Own(time.Now(), version, status, fields, body)
 }
 
-// CaptureDownload records the next part of the body of the response, as the box gets it.
-func (x *Exchange) CaptureDownload(part []byte) { x.entry.ResponseBody(part) }
+// Download takes the next part of the body of the response, as the box gets it, for the capture and the meter.
+func (x *Exchange) Download(part []byte) {
+	x.entry.ResponseBody(part)
+	if x.meter != nil {
+		x.meter.feed(part)
+	}
+}
 
 // CaptureTrailers records the trailers of the response.
 func (x *Exchange) CaptureTrailers(fields []har.Field) { x.entry.Trailers(fields) }

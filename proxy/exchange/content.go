@@ -69,28 +69,38 @@ func (s *Session) ReadMessages(ctx context.Context, m *Message, r *Decision, w *
 	if w == nil {
 		return s.readMessages(m, r.unread, &head, nil)
 	}
+	plain, flaw, refused := s.plainBody(ctx, w, encodings)
+	switch {
+	case refused != nil:
+		return refused
+	case flaw != "":
+		m.Content = m.Content.Unreadable(r.unread, flaw)
+		return nil
+	}
+	return s.readMessages(m, r.unread, &head, plain)
+}
+
+// plainBody returns the body of a buffered request without its codings, given the values of Content-Encoding, or a flaw for which servers could
+// read it differently.
+func (s *Session) plainBody(ctx context.Context, w *Rewriting, encodings []string) (plain []byte, flaw string, refused *problem.Problem) {
 	codings, err := scrub.ParseCodings(strings.Join(encodings, ","))
 	switch {
 	case !w.Whole:
-		m.Content = m.Content.Unreadable(r.unread, flawSize)
-		return nil
-	case err != nil || len(encodings) > 1 || len(codings) > 1 || len(codings) == 1 && codings[0] == "deflate" && scrub.IsTwoDeflates(w.Body, MaxBody):
-		m.Content = m.Content.Unreadable(r.unread, flawCoding)
-		return nil
+		return nil, w.flawSize(), nil
+	case err != nil || len(encodings) > 1 || len(codings) > 1 || len(codings) == 1 && codings[0] == "deflate" && scrub.IsTwoDeflates(w.Body, w.most()):
+		return nil, flawCoding, nil
 	case len(codings) > 0 && utf8.Valid(w.Body):
 		// Many servers ignore Content-Encoding. Streams of raw deflate and brotli can be messages in either form.
-		m.Content = m.Content.Unreadable(r.unread, flawPlain)
-		return nil
+		return nil, flawPlain, nil
 	}
 	plain, fits, err := s.decodedBody(ctx, w, codings)
 	switch {
 	case errors.Is(err, memory.ErrFull):
-		return NoMemory()
+		return nil, "", NoMemory()
 	case err != nil || !fits:
-		m.Content = m.Content.Unreadable(r.unread, flawDecoded)
-		return nil
+		return nil, flawDecoded, nil
 	}
-	return s.readMessages(m, r.unread, &head, plain)
+	return plain, "", nil
 }
 
 // readMessages adds messages of a kind to m, given the decoded body, within the memory limit of the box.

@@ -433,7 +433,7 @@ const RetryAfter = "1"
 // causes no policy decisions, and refused requests count as well.
 func TooMany() *problem.Problem {
 	return &problem.Problem{Status: http.StatusTooManyRequests, Reason: name.ReasonLimit,
-		Detail: "The box sends more requests a second than it may."}
+		Detail: "The box sends more requests a second than it may.", Fields: [][2]string{{"Retry-After", RetryAfter}}}
 }
 
 // NoMemory is the problem for a request beyond its box's memory limit.

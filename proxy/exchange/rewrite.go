@@ -32,6 +32,7 @@ type Outgoing struct {
 	Target            string  // path and query
 	Fields            []Field // the client's own, as forwarded
 	Length            int64   // of the body; -1 if unknown
+	Upgrades          bool    // it opens a WebSocket
 }
 
 // Rewriting changes one request. The caller creates it with [Session.Rewrite], passes the body to Add if requested, calls
@@ -52,9 +53,10 @@ type Rewriting struct {
 	hash     bool               // the signature covers the body
 	read     bool
 	buffered bool // the body was read before the request was judged
+	asks     bool // the request asks a model, and is metered
 }
 
-// Rewrites reports whether a request that was not refused must be changed by [Session.Rewrite].
+// Rewrites reports whether a request that was not refused must be changed or metered by [Session.Rewrite].
 func (r *Decision) Rewrites() bool { return r.header.OnRequests().Rewrites() }
 
 // Rewrite begins to change a request. If read is set, the caller must read the body, up to a byte more than [MaxBody]. This
@@ -66,6 +68,9 @@ func (s *Session) Rewrite(buffer *Rewriting, r *Decision, out Outgoing, coded bo
 		w.claim.Open(s.Usage.Memory, memory.Buffers)
 	}
 	w.Outgoing, w.r = out, r
+	if refused = w.beginMeter(); refused != nil {
+		return w, false, refused
+	}
 	if signer := r.header.OnRequests().Signer; signer != nil {
 		var err error
 		if w.hash, err = signer.HashesBody(w.message()); err != nil {
@@ -75,7 +80,7 @@ func (s *Session) Rewrite(buffer *Rewriting, r *Decision, out Outgoing, coded bo
 	if out.Length != 0 {
 		w.syntax, w.codings = r.replacedIn(w.fieldValue("Content-Type"), w.fieldValue("Content-Encoding"))
 	}
-	w.read = out.Length != 0 && (w.buffered || w.hash || w.syntax != placeholder.Opaque || coded && out.Length > 0 && out.Length <= MaxBody)
+	w.read = out.Length != 0 && (w.buffered || w.hash || w.asks || w.syntax != placeholder.Opaque || coded && out.Length > 0 && out.Length <= MaxBody)
 	return w, w.read && !w.buffered, nil
 }
 
@@ -113,14 +118,22 @@ func (w *Rewriting) fieldValue(name string) (v string) {
 // Add takes the next part of the body, and reports whether more is needed. The error is [memory.ErrFull].
 func (w *Rewriting) Add(part []byte) (more bool, err error) {
 	if need := len(w.Body) + len(part); 3*need > w.charged { // as read, as changed, as written
-		grow := max(3*need, min(2*w.charged, 3*MaxBody)) - w.charged
+		grow := max(3*need, min(2*w.charged, 3*w.most())) - w.charged
 		if !w.claim.Grow(grow) {
 			return false, memory.ErrFull
 		}
 		w.charged += grow
 	}
 	w.Body = append(w.Body, part...)
-	return len(w.Body) <= MaxBody, nil
+	return len(w.Body) <= w.most(), nil
+}
+
+// most returns the length of the longest body that is read.
+func (w *Rewriting) most() int {
+	if w.asks {
+		return MaxMetered
+	}
+	return MaxBody
 }
 
 // End changes the request, after the body was read if necessary; whole reports whether the body is complete. It uses the

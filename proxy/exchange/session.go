@@ -15,6 +15,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/boundary"
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/har"
@@ -68,6 +69,7 @@ type Core struct {
 	identities identities
 	Clock      func() time.Time // nil: the system's
 	Inside     Inside           // nil: boxes have no endpoint
+	Meter      llm.Meter        // nil: rules that meter refuse their requests to models
 	MaxStreams int              // requests of a box over HTTP/2 in progress at a time
 }
 
@@ -118,6 +120,7 @@ type Exchange struct {
 	repairs h1.Repairs // of the response
 	sent    bool       // to a server, at least in part
 	entry   *har.Entry // of the capture of the box; nil without one
+	meter   *metering  // nil unless the request is metered
 }
 
 // Begin opens the event before the first check. Unless another outcome is recorded, it is a denial.
@@ -288,6 +291,7 @@ func (x *Exchange) End() {
 	} else if d := x.s.Live.Denied(); d != nil {
 		x.Cut(d.Decision)
 	}
+	x.settle()
 	if x.repairs != 0 && e.Error == "" {
 		e.Error = "the response was malformed and repaired: " + x.repairs.String()
 	}

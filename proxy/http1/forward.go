@@ -58,7 +58,7 @@ func (h *conn) narrow() {
 	if h.Req.Upgrade != nil {
 		h.Req.Fields = h.decision.WithoutExtensions(h.Req.Fields)
 	}
-	if h.decision.Scrub != nil {
+	if h.decision.ReadsResponse() {
 		header.NarrowFields(&h.Req)
 	}
 }
@@ -320,6 +320,9 @@ func (h *conn) AppendExtra(dst []byte) []byte { return dst }
 // Inspect implements [relay.Side]: it begins to scrub before any part of the response is forwarded.
 func (h *conn) Inspect(r *h1.Response) (err error) {
 	h.x.Event.Status = r.Status
+	if h.x.Metered() {
+		h.x.Answered(r.Status, r.Body.Empty(), relay.ValuesIn(r.Fields))
+	}
 	if h.decision.Scrub != nil {
 		err = h.beginScrub()
 	}
@@ -346,7 +349,7 @@ func (h *conn) captureHead() {
 
 // Put implements [relay.Sink].
 func (h *conn) Put(content []byte) error {
-	h.x.CaptureDownload(content)
+	h.x.Download(content)
 	return h.Client.Put(content)
 }
 

@@ -503,10 +503,7 @@ func (h *conn) advise(p *problem.Problem) {
 }
 
 func (h *conn) writeProblem(p *problem.Problem, keep bool) error {
-	fields := [][2]string{{"Content-Type", "application/problem+json"}, {"Cache-Control", "no-store"}}
-	if p.Status == http.StatusTooManyRequests {
-		fields = append(fields, [2]string{"Retry-After", exchange.RetryAfter})
-	}
+	fields := append([][2]string{{"Content-Type", p.MediaType()}, {"Cache-Control", "no-store"}}, p.Fields...)
 	h.advise(p)
 	body := p.Body()
 	if h.work != nil && h.x.Captured() {

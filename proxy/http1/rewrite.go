@@ -51,6 +51,9 @@ func (h *conn) rewrite(b *body) (allowed bool, err error) {
 		h.reframe(len(w.Body))
 	}
 	h.x.Rewritten(&h.decision)
+	if refused := h.x.Reserve(h.ctx, &h.decision, w); refused != nil {
+		return false, h.reject(refused)
+	}
 	return true, nil
 }
 
@@ -91,7 +94,7 @@ func (h *conn) detach() error {
 // outgoing returns the request in its forwarded form.
 func (h *conn) outgoing() exchange.Outgoing {
 	r := &h.Req
-	out := exchange.Outgoing{Method: h.Method, Authority: string(r.Host), Target: string(r.Path), Length: r.Body.Length}
+	out := exchange.Outgoing{Method: h.Method, Authority: string(r.Host), Target: string(r.Path), Length: r.Body.Length, Upgrades: h.switches}
 	if r.Body.Chunked {
 		out.Length = -1
 	}

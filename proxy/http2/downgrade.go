@@ -361,7 +361,7 @@ func (d *downgrade) Relay() error {
 // Put implements [relay.Sink].
 func (d *downgrade) Put(content []byte) error {
 	d.st.x.Event.BytesIn += int64(len(content))
-	d.st.x.CaptureDownload(content)
+	d.st.x.Download(content)
 	_, err := d.st.w.Write(content)
 	return err
 }

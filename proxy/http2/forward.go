@@ -205,7 +205,7 @@ func (st *stream) relay(body *upstream.Stream) error {
 		n, err := http2Body{body}.Read(*buf, st.w.Flush)
 		if n > 0 {
 			st.x.Event.BytesIn += int64(n)
-			st.x.CaptureDownload((*buf)[:n])
+			st.x.Download((*buf)[:n])
 			if _, err := st.w.Write((*buf)[:n]); err != nil {
 				return err
 			}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -265,7 +266,7 @@ func (st *stream) decide() {
 	if st.isWebSocket() {
 		st.fields = st.decision.WithoutExtensionsHTTP2(st.fields)
 	}
-	if st.decision.Scrub != nil {
+	if st.decision.ReadsResponse() {
 		st.fields = header.NarrowHTTP2(st.fields)
 	}
 	if refused := st.watchBody(); refused != nil {
@@ -312,13 +313,7 @@ func (st *stream) admit() {
 }
 
 // deny refuses a request that exceeds a limit.
-func (st *stream) deny() {
-	var more []hpack.HeaderField
-	if st.denial.Status == http.StatusTooManyRequests {
-		more = []hpack.HeaderField{{Name: "retry-after", Value: exchange.RetryAfter}}
-	}
-	st.refuse(st.denial, more...)
-}
+func (st *stream) deny() { st.refuse(st.denial) }
 
 // releaseResources releases the resources of a request that has ended.
 func (st *stream) releaseResources() {
@@ -424,12 +419,14 @@ func (st *stream) judgeHead() {
 }
 
 // refuse answers with a problem.
-func (st *stream) refuse(p *problem.Problem, more ...hpack.HeaderField) {
+func (st *stream) refuse(p *problem.Problem) {
 	st.x.Refused(p)
 	st.s.Core.Advise(st.s.Box, p, boundary.Denial{Host: p.Host, Port: st.x.Event.Port, Method: st.x.Event.Method, Path: st.x.Event.Path})
 	body := p.Body()
-	fields := append(more, hpack.HeaderField{Name: "content-type", Value: "application/problem+json"},
-		hpack.HeaderField{Name: "cache-control", Value: "no-store"})
+	fields := []hpack.HeaderField{{Name: "content-type", Value: p.MediaType()}, {Name: "cache-control", Value: "no-store"}}
+	for _, f := range p.Fields {
+		fields = append(fields, hpack.HeaderField{Name: strings.ToLower(f[0]), Value: f[1]})
+	}
 	if st.client.Method != http.MethodHead {
 		fields = append(fields, hpack.HeaderField{Name: "content-length", Value: strconv.Itoa(len(body))})
 	}

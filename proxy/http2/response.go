@@ -154,7 +154,7 @@ type http2Sink struct{ st *stream }
 
 func (s http2Sink) Write(p []byte) (int, error) {
 	s.st.x.Event.BytesIn += int64(len(p))
-	s.st.x.CaptureDownload(p)
+	s.st.x.Download(p)
 	return s.st.w.Write(p)
 }
 
@@ -186,6 +186,7 @@ func (st *stream) scrubbable(status int, bodiless bool, field func(string) []str
 
 // beginScrub starts scrubbing a response if the decision requires it. An error refuses the response.
 func (st *stream) beginScrub(status int, bodiless bool, field func(string) []string) (err error) {
+	st.x.Answered(status, bodiless, field)
 	if st.decision.Scrub != nil {
 		st.scrub, err = st.s.NewScrubbing(&st.decision, status, bodiless, field)
 	}
@@ -269,6 +270,10 @@ func (st *stream) rewrite() bool {
 		placeholder.SwapHTTP2(st.fields, st.decision.Swaps)
 	}
 	st.x.Rewritten(&st.decision)
+	if refused := st.x.Reserve(st.ctx, &st.decision, w); refused != nil {
+		st.reject(refused)
+		return false
+	}
 	return true
 }
 
@@ -295,7 +300,7 @@ func (st *stream) outgoing() exchange.Outgoing {
 	h := &st.client.Head
 	out := exchange.Outgoing{Method: h.Method, Authority: h.Authority, Target: st.target, Length: st.length}
 	if st.isWebSocket() { // the messages are not a body
-		out.Method, out.Length = "GET", 0
+		out.Method, out.Length, out.Upgrades = "GET", 0, true
 	}
 	for _, f := range header.PassRequest(nil, st.fields, st.decision.Set, out.Length != 0) {
 		out.Fields = append(out.Fields, exchange.Field{Name: f.Name, Value: f.Value})

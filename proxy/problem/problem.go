@@ -28,6 +28,19 @@ type Problem struct {
 	Rule   string      `json:"rule,omitempty"`
 	// NextSteps are steps that a program in the box can take, in order.
 	NextSteps []string `json:"next_steps,omitempty"`
+
+	// Own is the body in another form, of the media type application/json; nil: problem details. Fields are further header fields of the
+	// response, of name and value.
+	Own    []byte      `json:"-"`
+	Fields [][2]string `json:"-"`
+}
+
+// MediaType returns the media type of the body.
+func (p *Problem) MediaType() string {
+	if p.Own != nil {
+		return "application/json"
+	}
+	return "application/problem+json"
 }
 
 // Of returns the problem for err: 403 for a policy denial, 502 for an upstream that could not be used, and 503 if the box
@@ -54,6 +67,9 @@ func Of(err error) Problem {
 
 // Body returns the problem as JSON, with type and title derived from its other fields.
 func (p Problem) Body() []byte {
+	if p.Own != nil {
+		return p.Own
+	}
 	p.Type = "about:blank"
 	p.Title = http.StatusText(p.Status)
 	b, err := json.Marshal(p)

@@ -53,6 +53,13 @@ var whole = map[string][]struct {
 	"upstream_tls": {{`{"upstream_tls": "legacy", "headers": {"X-A": "b"}}`, []string{`"upstream_tls": "legacy", `, "", "upstream_tls", "client_tls"}}},
 	"client_tls":   {{`{"client_tls": "legacy", "headers": {"X-A": "b"}}`, []string{`"client_tls": "legacy", `, ""}}},
 	"lenient":      {{`{"lenient": true, "headers": {"X-A": "b"}}`, []string{`"lenient": true, `, "", "true", "false"}}},
+	"meter": {
+		{`{"meter": "anthropic", "headers": {"X-A": "b"}}`, []string{"anthropic", "openai", `"meter": "anthropic", `, ""}},
+		{
+			`{"meter": "openai", "models": {"allow": ["gpt-*"], "deny": ["gpt-4"]}}`,
+			[]string{`"gpt-*"`, `"gpt-5*"`, `"gpt-4"`, `"gpt-3"`, `, "deny": ["gpt-4"]`, "", `"allow": ["gpt-*"], `, "", `, "models": {"allow": ["gpt-*"], "deny": ["gpt-4"]}`, ""},
+		},
+	},
 	"postgres": {{
 		`{"postgres": {"user": "app", "database": "orders", "password": "literal", "auth": "md5"}}`,
 		[]string{"app", "other", "orders", "other", `"literal"`, `"other"`, `"literal"`, `{"secret": "literal"}`, "md5", "password", `, "auth": "md5"`, ""},

@@ -12,6 +12,7 @@ import (
 	"boxgate/rule/header"
 	"boxgate/rule/legacytls"
 	"boxgate/rule/lenient"
+	"boxgate/rule/meter"
 	"boxgate/rule/placeholder"
 	"boxgate/rule/postgres"
 	"boxgate/rule/query"
@@ -36,6 +37,7 @@ var All = []rule.Kind{
 	legacytls.Upstream,
 	legacytls.Clients,
 	lenient.Kind{},
+	meter.Kind{},
 }
 
 // Logins lists the kinds whose member is the only one of its entry.
