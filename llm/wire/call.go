@@ -132,7 +132,7 @@ func narrowsResponse(query string) bool {
 			return true
 		}
 		switch strings.ToLower(strings.TrimPrefix(key, "$")) {
-		case "fields":
+		case "fields", "callback", "httpheaders", "httpmethod":
 			return true
 		case "alt":
 			if value != "sse" && value != "json" {

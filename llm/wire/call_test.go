@@ -82,6 +82,8 @@ func TestCallsThatServersReadDifferently(t *testing.T) {
 		{llm.Google, gemini, "fields=candidates", `{}`, ErrQuery},
 		{llm.Google, gemini, "%66ields=candidates", `{}`, ErrQuery},
 		{llm.Google, gemini, "key=x&$alt=proto", `{}`, ErrQuery},
+		{llm.Google, gemini, "$httpHeaders=X-Goog-FieldMask:candidates", `{}`, ErrQuery},
+		{llm.Google, gemini, "callback=f", `{}`, ErrQuery},
 		{llm.Google, "/v1beta/models", "", `{}`, ErrModel},
 		{llm.OpenAI, chat, "", `{"model":"a","max_tokens":-1}`, ErrMax},
 		{llm.OpenAI, chat, "", `{"model":"a","max_tokens":1.5}`, ErrMax},

@@ -22,7 +22,9 @@ type Reader struct {
 	kindLen int
 	now     counts // as reported last
 	before  counts // the most that earlier reports stated, which now replaces
-	some    bool   // some usage was reported
+	some    bool   // the input was reported
+	bytes   uint64 // of the body
+	parsed  bool   // some event was JSON
 	final   bool   // that of the whole response was reported
 	last    bool   // the response reported its end
 }
@@ -61,6 +63,7 @@ func NewReader(c llm.Call) *Reader {
 
 // Feed takes the next piece of the body. It does not keep p.
 func (r *Reader) Feed(p []byte) {
+	r.bytes += uint64(len(p))
 	if r.form == formUnknown {
 		if p = r.findForm(p); len(p) == 0 {
 			return
@@ -125,7 +128,9 @@ func (r *Reader) estimate(u *llm.Usage) {
 	if !r.some {
 		u.Input = Estimate(r.call.Input)
 	}
-	u.Output = max(u.Output, Estimate(r.scan.Text))
+	if u.Output = max(u.Output, Estimate(r.scan.Text)); r.form == formEvents && !r.parsed {
+		u.Output = max(u.Output, Estimate(r.bytes)) // it has another form
+	}
 }
 
 // Estimate returns the estimated number of tokens of a text of n bytes.
@@ -137,6 +142,7 @@ func less(a, b uint64) uint64 { return a - min(a, b) }
 
 // endEvent follows an event.
 func (r *Reader) endEvent(data []byte) {
+	r.parsed = r.parsed || r.scan.whole()
 	switch kind := string(r.kind[:r.kindLen]); {
 	case string(data) == "[DONE]", kind == "message_stop",
 		kind == "response.completed", kind == "response.incomplete", kind == "response.failed":

@@ -242,6 +242,7 @@ func TestEstimates(t *testing.T) {
 		{llm.OpenAI, `data: {"type":"response.output_text.delta","delta":"12345678"}` + "\n\n", 2},
 		{llm.Anthropic, `data: {"type":"message_start","message":{"usage":{"input_tokens":3,"output_tokens":1}}}` + "\n\n" +
 			`data: {"type":"content_block_delta","delta":{"text":"123456789"}}` + "\n\n", 3},
+		{llm.Google, "\x0a\x10 another form", 4},
 		{llm.Google, `data: {"candidates":[{"content":{"parts":[{"text":"1234"}]}}]}` + "\n\n", 1},
 	} {
 		u, _, complete := read(c.vendor, true, c.body)

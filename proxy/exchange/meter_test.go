@@ -1,11 +1,13 @@
 package exchange_test
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -423,4 +425,60 @@ func TestRequestsNotSent(t *testing.T) {
 	if status, body := proxytest.Send(t, l.HTTPClient(port, false), "POST", "https://"+proxytest.HostPort(port)+messagesPath, nil, strings.NewReader(ask)); status != 403 {
 		t.Errorf("%d %s", status, body)
 	}
+}
+
+// TestAttackSocketsAndSmuggling: a WebSocket is not opened, and no body hides another request or the end of its own.
+func TestAttackSocketsAndSmuggling(t *testing.T) {
+	t.Parallel()
+	meter := &ledger{}
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient, func(c *proxy.Config) { c.Meter = meter })
+	var mu sync.Mutex
+	var received []string
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		mu.Lock()
+		received = append(received, r.Method+" "+r.URL.Path+" "+string(body))
+		mu.Unlock()
+		_, _ = io.WriteString(w, `{"usage":{"input_tokens":1,"output_tokens":1}}`)
+	})
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"meter": "anthropic"}}`)
+	host := "Host: " + proxytest.HostPort(port) + "\r\n"
+	const hidden = "POST /v1/messages/batches HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
+	for _, c := range []struct {
+		request string
+		status  int
+	}{
+		{"GET /v1/realtime HTTP/1.1\r\n" + host + "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", 403},
+		{"POST /v1/messages HTTP/1.1\r\n" + host + "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + hidden, 400},
+		{"POST /v1/messages HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400},
+		{"POST /v1/messages HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n" + chunks(ask, "5;x=\"a\r\nb\"") + hidden, 400},
+		{"POST /v1/messages HTTP/1.1\r\n" + host + "Content-Length: 0\r\nX-HTTP-Method-Override: POST\r\n\r\n", 200},
+		{"POST /v1/messages HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n" + chunks(ask, ""), 200},
+	} {
+		conn := l.DialPair(proxytest.API, port, true)
+		res := proxytest.Ask(t, conn, bufio.NewReader(conn), c.request, "POST")
+		if res.StatusCode != c.status {
+			t.Errorf("%.200q: %s %s", c.request, res.Status, proxytest.ReadAll(t, res.Body))
+		}
+	}
+	if got := meter.await(t, 1)[0]; got.usage != (llm.Usage{Input: 1, Output: 1, Requests: 1}) {
+		t.Errorf("%+v", got)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if want := []string{"POST /v1/messages ", "POST /v1/messages " + ask}; !slices.Equal(received, want) {
+		t.Errorf("the server received %q", received)
+	}
+}
+
+// chunks writes a body in chunks of 7 bytes, after a malformed one if there is one.
+func chunks(body, malformed string) string {
+	var b strings.Builder
+	if malformed != "" {
+		b.WriteString(malformed + "\r\n")
+	}
+	for part := range slices.Chunk([]byte(body), 7) {
+		fmt.Fprintf(&b, "%x\r\n%s\r\n", len(part), part)
+	}
+	return b.String() + "0\r\n\r\n"
 }

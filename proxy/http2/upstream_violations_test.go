@@ -72,7 +72,7 @@ func (s *rogue) serve(misdeed func(*rogue, uint32)) {
 				_ = s.WriteSettingsAck()
 			}
 		case *http2.MetaHeadersFrame:
-			if f.PseudoValue("path") == "/bad" {
+			if strings.HasPrefix(f.PseudoValue("path"), "/bad") {
 				misdeed(s, f.StreamID)
 				continue
 			}

@@ -38,6 +38,7 @@ func TestFlagsOfAHostsRule(t *testing.T) {
 		{"--placeholder A=k --placeholder B=m --client-certificate c", `"client_certificate":{"secret":"c"},"placeholders":{"A":{"secret":"k"},"B":{"secret":"m"}},"scrub":false`},
 		{"--forward-url https://one.test --forward-url https://p.test", `"forward_url":"https://p.test","scrub":false`},
 		{"--upstream-tls legacy --client-tls legacy --lenient", `"client_tls":"legacy","lenient":true,"scrub":false,"upstream_tls":"legacy"`},
+		{"--meter anthropic --secret X-Api-Key=k", `"headers":{"X-Api-Key":{"secret":"k"}},"meter":"anthropic","scrub":false`},
 		{"--lenient=false --header X-A=1", `"headers":{"X-A":"1"},"scrub":false`},
 		{"--secret X-A=k --header X-A=canary", `the header "X-A" is given twice`},
 		{"--secret X-A=k --secret X-A=m", `the header "X-A" is given twice`},
