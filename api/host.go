@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"boxgate/audit"
@@ -435,7 +436,7 @@ type Attached struct {
 	Runtime string `json:"runtime,omitempty" doc:"OCI runtime of the container"`
 	// NetNS is the path of the namespace, for AttachCNI.
 	NetNS string `json:"netns,omitempty" doc:"path of the network namespace of a CNI attachment"`
-	// Pod is the Kubernetes pod, NAMESPACE/NAME, for AttachCNI; it is only shown.
+	// Pod is the Kubernetes pod, NAMESPACE/NAME, for AttachCNI. Its namespace decides which policies of resources it may follow.
 	Pod string `json:"pod,omitempty" doc:"Kubernetes pod of a CNI attachment, as namespace/name"`
 	Tap *Tap   `json:"tap,omitempty" doc:"the interface of a virtual machine"`
 	// Remote is set for AttachRemote.
@@ -478,6 +479,10 @@ func CNIName(ref string) string {
 	sum := sha256.Sum256([]byte(ref))
 	return "cni-" + hex.EncodeToString(sum[:12])
 }
+
+// ResourceName is the name of the policy of a BoxgatePolicy NAMESPACE/NAME. Calls of the API make no named policy with a dot, and
+// namespaces have no dots, so it is unique.
+func ResourceName(resource string) string { return strings.Replace(resource, "/", ".", 1) }
 
 // AttachRequest is a request to attach, validated as a [CreateRequest] is.
 type AttachRequest struct {
@@ -626,6 +631,7 @@ type NamedPolicy struct {
 	Version  uint64 // only grows
 	Boxes    []Box  // followers, oldest first
 	Warnings []document.Problem
+	Resource string // the BoxgatePolicy, NAMESPACE/NAME, that it belongs to; "": it is the operator's
 
 	// Only set by the call that changed the policy:
 	Was       policy.Spec // the replaced policy; the zero value for a new name

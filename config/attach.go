@@ -25,7 +25,8 @@ type AttachRules []AttachRule
 type AttachRule struct {
 	// Namespace is a Kubernetes namespace; empty: all, and containers without one.
 	Namespace string `yaml:"namespace,omitempty"`
-	// Policies may be named by the annotation boxgate.dev/policy: named:NAME, preset:NAME, a mode, or "*" for all of these.
+	// Policies may be named by the annotation boxgate.dev/policy: named:NAME, resource:NAME, preset:NAME, a mode, "resource:*" for all
+	// resources of the pod's namespace, or "*" for all of these.
 	Policies []string `yaml:"policies,omitempty"`
 	// Default is the policy of a container without the annotation, in the same forms; empty: policy.default.
 	Default string `yaml:"default,omitempty"`
@@ -56,6 +57,8 @@ func (r AttachRule) Policy(asked string) (string, error) {
 	case !isAnnotatedPolicy(asked):
 		return "", fmt.Errorf("the annotation asks for the policy %.200q, which is not %s", asked, annotatedPolicies)
 	case asked == "deny-all" || slices.Contains(r.Policies, asked) || slices.Contains(r.Policies, "*"):
+		return asked, nil
+	case strings.HasPrefix(asked, ResourcePolicy) && slices.Contains(r.Policies, ResourcePolicy+"*"):
 		return asked, nil
 	}
 	return "", fmt.Errorf("the annotation asks for the policy %.200q, which the gateway's configuration does not allow here: add it to policies of a rule of attach", asked)
@@ -90,9 +93,12 @@ func (r AttachRule) CheckLabel(label string) error {
 }
 
 // annotatedPolicies are the forms of a policy in an annotation: never a file, and never a document, which no list could bound.
-const annotatedPolicies = "named:NAME, preset:NAME,…, allow-all or deny-all"
+const annotatedPolicies = "named:NAME, resource:NAME, preset:NAME,…, allow-all or deny-all"
 
-var annotatedPolicy = lazyregexp.New(`^(allow-all|deny-all|(named|preset):[A-Za-z0-9*][A-Za-z0-9._,*:/-]{0,500})$`)
+// ResourcePolicy precedes the name of a BoxgatePolicy of the pod's namespace.
+const ResourcePolicy = "resource:"
+
+var annotatedPolicy = lazyregexp.New(`^(allow-all|deny-all|(named|preset|resource):[A-Za-z0-9*][A-Za-z0-9._,*:/-]{0,500})$`)
 
 func isAnnotatedPolicy(text string) bool { return annotatedPolicy.MatchString(text) }
 
@@ -104,6 +110,9 @@ func (a Attach) check(fail func(key, format string, args ...any)) {
 func (rules AttachRules) check(section string, fail func(key, format string, args ...any)) {
 	for i, r := range rules {
 		key := fmt.Sprintf("%s[%d]", section, i)
+		if isResource := func(p string) bool { return strings.HasPrefix(p, ResourcePolicy) }; section != "attach.cni" && (isResource(r.Default) || slices.ContainsFunc(r.Policies, isResource)) {
+			fail(key, "%sNAME is for pods of attach.cni alone, whose namespace is known", ResourcePolicy)
+		}
 		for _, p := range r.Policies {
 			if p != "*" && !isAnnotatedPolicy(p) {
 				fail(key+".policies", "%q is not %s or *", p, annotatedPolicies)

@@ -1,7 +1,10 @@
 package config
 
 import (
+	"net"
 	"net/netip"
+	"net/url"
+	"path/filepath"
 	"reflect"
 	"strings"
 
@@ -114,6 +117,56 @@ func (n *Network) checkServiceRange(p netip.Prefix, fail func(format string, arg
 			if q, err := netip.ParsePrefix(s); err == nil && p.Overlaps(q) {
 				fail("%s overlaps %s in %s", p, q, key)
 			}
+		}
+	}
+}
+
+// Kubernetes makes resources of a cluster policies for pods.
+type Kubernetes struct {
+	// Policies makes each BoxgatePolicy of the cluster a named policy for the pods of its namespace.
+	Policies bool `yaml:"policies"`
+	// Server is the URL of the API server; empty: see [Kubernetes.URL].
+	Server string `yaml:"server"`
+	// TokenFile has the bearer token of the gateway's account, and CAFile the root of the API server's certificate in PEM.
+	TokenFile string `yaml:"token_file"`
+	CAFile    string `yaml:"ca_file"`
+}
+
+func defaultKubernetes() Kubernetes {
+	return Kubernetes{TokenFile: "/etc/boxgate-kubernetes/token", CAFile: "/etc/boxgate-kubernetes/ca.crt"}
+}
+
+// The variables that the kubelet sets in every container, without the prefix of boxgate's.
+const (
+	kubernetesHost = "KUBERNETES_SERVICE_HOST"
+	kubernetesPort = "KUBERNETES_SERVICE_PORT"
+)
+
+// URL returns the URL of the API server: the configured one, or that of the cluster whose pod the gateway is, from the variables of its
+// environment. It is empty if there is neither.
+func (k Kubernetes) URL(variable func(string) string) string {
+	if k.Server != "" {
+		return k.Server
+	}
+	host, port := variable(kubernetesHost), variable(kubernetesPort)
+	if _, err := netip.ParseAddr(host); err != nil || port == "" {
+		return ""
+	}
+	return "https://" + net.JoinHostPort(host, port)
+}
+
+// check finds mistakes in the settings of a gateway that follows policies of a cluster.
+func (k Kubernetes) check(fail func(key, format string, args ...any)) {
+	if !k.Policies {
+		return
+	}
+	u, err := url.Parse(k.Server)
+	if k.Server != "" && (err != nil || u.Host == "" || *u != url.URL{Scheme: "https", Host: u.Host}) {
+		fail("kubernetes.server", "%q is not a URL such as https://10.96.0.1:443", k.Server)
+	}
+	for _, file := range []struct{ key, path string }{{"kubernetes.token_file", k.TokenFile}, {"kubernetes.ca_file", k.CAFile}} {
+		if !filepath.IsAbs(file.path) {
+			fail(file.key, "%q is not an absolute path", file.path)
 		}
 	}
 }

@@ -28,23 +28,24 @@ import (
 // Config is the configuration file. Every key has a default, and most can be set by an environment variable: BOXGATE_
 // and the key's path in capitals (BOXGATE_DNS_UPSTREAMS). docs/configuration.md explains each key.
 type Config struct {
-	StateDir  string    `yaml:"state_dir"`
-	Store     Store     `yaml:"store"`
-	Admin     Admin     `yaml:"admin"`
-	Network   Network   `yaml:"network"`
-	DNS       DNS       `yaml:"dns"`
-	Proxy     Proxy     `yaml:"proxy"`
-	Limits    Limits    `yaml:"limits"`
-	Quotas    Quotas    `yaml:"quotas"`
-	Ingress   Ingress   `yaml:"ingress"`
-	Remote    Remote    `yaml:"remote"`
-	Launcher  Launcher  `yaml:"launcher"`
-	Policy    Policies  `yaml:"policy"`
-	Secrets   Secrets   `yaml:"secrets,omitempty"`
-	Approvals Approvals `yaml:"approvals"`
-	Attach    Attach    `yaml:"attach,omitempty"`
-	Metrics   Metrics   `yaml:"metrics"`
-	Log       Log       `yaml:"log"`
+	StateDir   string     `yaml:"state_dir"`
+	Store      Store      `yaml:"store"`
+	Admin      Admin      `yaml:"admin"`
+	Network    Network    `yaml:"network"`
+	DNS        DNS        `yaml:"dns"`
+	Proxy      Proxy      `yaml:"proxy"`
+	Limits     Limits     `yaml:"limits"`
+	Quotas     Quotas     `yaml:"quotas"`
+	Ingress    Ingress    `yaml:"ingress"`
+	Remote     Remote     `yaml:"remote"`
+	Launcher   Launcher   `yaml:"launcher"`
+	Policy     Policies   `yaml:"policy"`
+	Secrets    Secrets    `yaml:"secrets,omitempty"`
+	Approvals  Approvals  `yaml:"approvals"`
+	Attach     Attach     `yaml:"attach,omitempty"`
+	Kubernetes Kubernetes `yaml:"kubernetes"`
+	Metrics    Metrics    `yaml:"metrics"`
+	Log        Log        `yaml:"log"`
 	// Drain is how long a replaced process lets open connections continue.
 	Drain time.Duration `yaml:"drain"`
 }
@@ -195,10 +196,11 @@ func Default() Config {
 		Launcher: Launcher{
 			Enabled: true, Runtime: oci.Default, Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute, Disk: defaultDisk(), Reserve: 1 << 30,
 		},
-		Policy:  defaultPolicies(),
-		Metrics: Metrics{Listen: "127.0.0.1:9600", PerBox: PerBox{Max: 100}, OTLP: defaultMetricsOTLP()},
-		Log:     Log{Level: "info", Format: "auto", History: Bounds{Days: 7, Size: 256 << 20}, Observations: Bounds{Days: 7, Size: 64 << 20}, Export: defaultExport()},
-		Drain:   5 * time.Minute,
+		Policy:     defaultPolicies(),
+		Kubernetes: defaultKubernetes(),
+		Metrics:    Metrics{Listen: "127.0.0.1:9600", PerBox: PerBox{Max: 100}, OTLP: defaultMetricsOTLP()},
+		Log:        Log{Level: "info", Format: "auto", History: Bounds{Days: 7, Size: 256 << 20}, Observations: Bounds{Days: 7, Size: 64 << 20}, Export: defaultExport()},
+		Drain:      5 * time.Minute,
 	}
 }
 
@@ -395,12 +397,9 @@ func (c *Config) validate() error {
 		errs = append(errs, fmt.Errorf("%s: %s", key, fmt.Sprintf(format, args...)))
 	}
 	oneOf := func(key, value string, allowed ...string) {
-		for _, a := range allowed {
-			if value == a {
-				return
-			}
+		if !slices.Contains(allowed, value) {
+			fail(key, "%q is not a valid value; use %s", value, strings.Join(allowed, " or "))
 		}
-		fail(key, "%q is not a valid value; use %s", value, strings.Join(allowed, " or "))
 	}
 	oneOf("store.kind", c.Store.Kind, "bbolt")
 	oneOf("proxy.deny", c.Proxy.Deny, "alert", "page")
@@ -422,6 +421,7 @@ func (c *Config) validate() error {
 	c.Launcher.Disk.check(fail)
 	c.Attach.check(fail)
 	c.Remote.check(fail)
+	c.Kubernetes.check(fail)
 	if r := c.Launcher.Reserve; r < MinReserve || r > 1<<44 {
 		fail("launcher.reserve", "%v is out of range; use %v to 16TiB", r, Size(MinReserve))
 	}

@@ -51,6 +51,7 @@ import (
 	"boxgate/ingress"
 	"boxgate/internal/fault"
 	"boxgate/internal/memory"
+	"boxgate/kube"
 	"boxgate/launcher"
 	"boxgate/observe"
 	"boxgate/policy"
@@ -111,6 +112,7 @@ type services struct {
 	doctor      *doctor.Service    // diagnoses hosts
 	captures    *har.Service       // records the requests of boxes
 	approvals   *approvals.Service // requests of boxes for access
+	resources   *kube.Controller   `required:"false"` // policies of a cluster; nil: disabled
 }
 
 // Services returns the services that answer API calls.

@@ -88,7 +88,7 @@ func open(ctx context.Context, options Options) (*Host, error) {
 		p.openTrail, p.openSecrets, p.openAudit, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openAdminTLS, p.openRemote, p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
 		p.openFirewall, p.holdSecrets, p.openMeter, o.openHealth,
-		o.openKeys, o.openURLs, o.openRules, o.openUsage, o.openLife, o.openRecords, o.openApprovals, o.complete,
+		o.openKeys, o.openURLs, o.openRules, o.openUsage, o.openLife, o.openRecords, o.openApprovals, o.openKubernetes, o.complete,
 		o.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 	}
 	for _, step := range steps {

@@ -283,6 +283,9 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	})
 	run("reviews of requests for access", func() error { return h.approvals.Serve(ctx) })
 	run("quotas", func() error { h.quota.Run(ctx); return nil })
+	if h.resources != nil {
+		run("policies of the cluster", func() error { h.resources.Run(ctx); return nil })
+	}
 	if o := h.parts.observed; o != nil {
 		run("observations", func() error { o.Run(ctx); return nil })
 	}

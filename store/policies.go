@@ -23,6 +23,10 @@ type Policy struct {
 	// Named is the named policy that the box follows; may be "". Spec is a copy of its spec: both change in one
 	// transaction.
 	Named string `json:"named,omitempty"`
+	// Resource is the BoxgatePolicy, NAMESPACE/NAME, that a named policy belongs to; "": it is the operator's.
+	Resource string `json:"resource,omitempty"`
+	// Gone is set for the policy of a deleted resource, which boxes still follow.
+	Gone bool `json:"gone,omitempty"`
 }
 
 // Lease is a temporary entry of a policy.

@@ -15,7 +15,7 @@ type cniBody struct {
 	Network   string   `json:"network" doc:"name of the CNI network"`
 	Container string   `json:"container_id" doc:"the runtime's ID of the pod's sandbox"`
 	Interface string   `json:"interface" doc:"the interface in the pod"`
-	Pod       string   `json:"pod,omitempty" doc:"the Kubernetes pod, as namespace/name; only shown"`
+	Pod       string   `json:"pod,omitempty" doc:"the Kubernetes pod, as namespace/name; policies of resources are for pods of their namespace"`
 	Search    []string `json:"search,omitempty" doc:"search list of the pod's resolver"`
 }
 

@@ -264,6 +264,7 @@ type namedView struct {
 	Version  uint64         `json:"version" doc:"also the ETag"`
 	Boxes    []followerView `json:"boxes" doc:"that follow it, of those that the key sees"`
 	Warnings []problem.View `json:"warnings,omitempty"`
+	Resource string         `json:"resource,omitempty" doc:"the BoxgatePolicy of Kubernetes, as namespace/name, that it belongs to: only pods of the namespace follow it, and only the resource changes it"`
 }
 
 // followerView is a box that follows a named policy.
@@ -285,7 +286,7 @@ func (e *Endpoints) namedRoutes() []rest.Route {
 
 // viewNamed shows a named policy, with the boxes that the key of the request sees.
 func viewNamed(r *http.Request, n api.NamedPolicy) namedView {
-	view := namedView{Name: n.Name, Policy: n.Spec, Version: n.Version, Boxes: []followerView{}, Warnings: problem.Views(n.Warnings)}
+	view := namedView{Name: n.Name, Policy: n.Spec, Version: n.Version, Boxes: []followerView{}, Warnings: problem.Views(n.Warnings), Resource: n.Resource}
 	for _, b := range n.Boxes {
 		if api.CallerOf(r.Context()).Sees(b) {
 			view.Boxes = append(view.Boxes, followerView{b.ID, b.Name})

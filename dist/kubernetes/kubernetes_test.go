@@ -6,11 +6,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"boxgate/config"
 )
+
+// followed matches the lines of boxgate.yaml that are comments until policies are resources.
+var followed = regexp.MustCompile(`(?m)^( +)# (kubernetes: .*|- \{?name: kubernetes.*|  projected:|    (?:defaultMode: 0400|sources:)|      - .*)$`)
 
 // The manifests have only fields of Kubernetes and of kubernetes-sigs/agent-sandbox, and a configuration that the gateway accepts.
 func TestManifests(t *testing.T) {
@@ -26,8 +30,15 @@ func TestManifests(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	manifests, err := filepath.Glob("*.yaml")
-	if err != nil || len(manifests) < 3 {
+	if err != nil || len(manifests) < 4 {
 		t.Fatal(manifests, err)
+	}
+	following := filepath.Join(dir, "following.yaml")
+	if whole, err := os.ReadFile("boxgate.yaml"); err != nil || os.WriteFile(following, followed.ReplaceAll(whole, []byte("$1$2")), 0o600) != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(validate, following).CombinedOutput(); err != nil || !strings.Contains(string(out), "\nkubernetes: {policies: true}") {
+		t.Errorf("with the volume kubernetes: %v\n%s", err, out)
 	}
 	var conf, errout bytes.Buffer
 	cmd := exec.Command(validate, manifests...)
@@ -42,8 +53,8 @@ func TestManifests(t *testing.T) {
 			t.Errorf("the configuration: %v\n%s", err, conf)
 		}
 	}
-	for _, change := range [][2]string{{"hostNetwork: true", "hostNetwrok: true"}, {"name: run, mountPath: /run,", "name: runs, mountPath: /run,"}, {"maxUnavailable: 1", "maxUnavailable: [1]"}} {
-		whole, err := os.ReadFile("boxgate.yaml")
+	for _, change := range [][2]string{{"hostNetwork: true", "hostNetwrok: true"}, {"name: run, mountPath: /run,", "name: runs, mountPath: /run,"}, {"maxUnavailable: 1", "maxUnavailable: [1]"}, {"openAPIV3Schema:", "openAPISchema:"}} {
+		whole, err := os.ReadFile(map[bool]string{true: "boxgatepolicy.yaml", false: "boxgate.yaml"}[strings.HasPrefix(change[0], "openAPI")])
 		if err != nil || !strings.Contains(string(whole), change[0]) {
 			t.Fatalf("no %s: %v", change[0], err)
 		}

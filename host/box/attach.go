@@ -27,7 +27,7 @@ import (
 // then its policy. A failure undoes every step.
 func (l *Service) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box, error) {
 	var err error
-	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
+	if req.Policy, err = l.policyOfNew(req.Policy, req.Named, &store.Attached{Kind: req.Kind, Pod: req.Pod}); err != nil {
 		return api.Box{}, err
 	}
 	if err := l.shared.CheckSource(req.Source); err != nil {

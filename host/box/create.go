@@ -37,7 +37,7 @@ func (l *Service) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box
 	if err != nil {
 		return api.Box{}, err
 	}
-	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
+	if req.Policy, err = l.policyOfNew(req.Policy, req.Named, nil); err != nil {
 		return api.Box{}, err
 	}
 	if err := l.shared.CheckSource(req.Source); err != nil {
@@ -68,11 +68,12 @@ const leastSpace = 1 << 20
 // errAttachOnly refuses to launch boxes on a host configured to only attach them.
 var errAttachOnly = api.Errorf(api.ErrConflict, "this host launches no boxes, it only attaches them: use `gateway box attach`, or set launcher.enabled to true")
 
-// policyOfNew returns the policy of a new box: the named one, the given one, or the configured default, in this order.
-func (l *Service) policyOfNew(given policy.Spec, named string) (policy.Spec, error) {
+// policyOfNew returns the policy of a new box: the named one, the given one, or the configured default, in this order. attached is nil for
+// a launched box.
+func (l *Service) policyOfNew(given policy.Spec, named string, attached *store.Attached) (policy.Spec, error) {
 	switch {
 	case named != "":
-		return l.shared.Named(named, "/network_policy/named")
+		return l.shared.NamedFor(named, "/network_policy/named", attached)
 	case given.Mode == "":
 		return l.cfg.Policy.Default.Spec, nil
 	}
@@ -88,7 +89,7 @@ func (l *Service) admit(ctx context.Context, req api.CreateRequest, attached *st
 	}
 	defer done()
 	defer l.shared.LockNamed()()
-	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
+	if req.Policy, err = l.policyOfNew(req.Policy, req.Named, attached); err != nil {
 		return nil, err
 	}
 	b, err := l.allocate(req, attached, from)

@@ -157,10 +157,10 @@ func TestNewBoxFollowsANamedPolicy(t *testing.T) {
 	t.Parallel()
 	g := boxesThatFollow(t)
 	l := &Service{Provisioner: g.provisioner(), boxes: g.boxes, holdings: g.holdings}
-	if spec, err := l.policyOfNew(policy.Spec{}, "web"); err != nil || spec.Mode != policy.ModeDenyAll {
+	if spec, err := l.policyOfNew(policy.Spec{}, "web", nil); err != nil || spec.Mode != policy.ModeDenyAll {
 		t.Errorf("%+v %v", spec, err)
 	}
-	_, err := l.policyOfNew(policy.Spec{}, "missing")
+	_, err := l.policyOfNew(policy.Spec{}, "missing", nil)
 	if wrong := (*document.InvalidError)(nil); !errors.As(err, &wrong) || wrong.Problems[0].Pointer != "/network_policy/named" {
 		t.Error(err)
 	}

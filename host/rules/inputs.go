@@ -158,6 +158,12 @@ func (s *Shared) Named(name, pointer string) (policy.Spec, error) {
 	return s.named.specOf(name, pointer)
 }
 
+// NamedFor is Named for a sandbox that begins to follow the policy; attached is nil for a launched box. The policy of a resource of
+// Kubernetes is refused outside its namespace.
+func (s *Shared) NamedFor(name, pointer string, attached *store.Attached) (policy.Spec, error) {
+	return s.named.specFor(name, pointer, attached)
+}
+
 // LockNamed blocks changes of named policies until release is called. Call it before locking a box.
 func (s *Shared) LockNamed() (release func()) {
 	s.named.changing.RLock()

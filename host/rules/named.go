@@ -84,7 +84,7 @@ func (p *Service) NamedPolicies(context.Context) ([]api.NamedPolicy, error) {
 }
 
 func (p *Service) namedView(name string, named store.Policy) api.NamedPolicy {
-	view := api.NamedPolicy{Name: name, Spec: named.Spec, Version: named.Version}
+	view := api.NamedPolicy{Name: name, Spec: named.Spec, Version: named.Version, Resource: named.Resource}
 	for _, b := range p.boxes.All() {
 		if b.Applied.Load().Named == name {
 			view.Boxes = append(view.Boxes, b.View())
@@ -96,6 +96,11 @@ func (p *Service) namedView(name string, named store.Policy) api.NamedPolicy {
 // SetNamedPolicy implements the Host of [boxgate/api/rules]. If any box cannot take the policy, all boxes keep the old
 // one.
 func (p *Service) SetNamedPolicy(ctx context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error) {
+	return p.replaceNamed(ctx, name, ifMatch, store.Policy{Spec: spec})
+}
+
+// replaceNamed makes next, whose version it sets, the policy called name. If any box cannot take it, all boxes keep the old one.
+func (p *Service) replaceNamed(ctx context.Context, name string, ifMatch *uint64, next store.Policy) (api.NamedPolicy, error) {
 	boxes, err := p.lockFollowers(ctx, name)
 	if err != nil {
 		return api.NamedPolicy{}, err
@@ -103,14 +108,11 @@ func (p *Service) SetNamedPolicy(ctx context.Context, name string, spec policy.S
 	named := &p.shared.named
 	defer named.changing.Unlock()
 	defer unlock(boxes)
-	old, known := named.find(name)
-	if err := p.mayChange(old, ifMatch); err != nil {
+	old, _ := named.find(name)
+	if err := errors.Join(p.mayChange(old, ifMatch), mayHold(named.copied(), name, next)); err != nil {
 		return api.NamedPolicy{}, err
 	}
-	if !known && len(named.copied()) >= mostNamed {
-		return api.NamedPolicy{}, api.Errorf(api.ErrConflict, "there are at most %d named policies; delete some", mostNamed)
-	}
-	next := store.Policy{Spec: spec, Version: old.Version + 1}
+	next.Version = old.Version + 1
 	in := p.shared.sharedInputs()
 	in.spec, in.version, in.tokens = next.Spec, next.Version, store.NewKey()
 	alone, err := in.compile()

@@ -110,7 +110,7 @@ func (p *Service) SetPolicy(ctx context.Context, id policy.BoxID, set api.Policy
 	defer b.Unlock()
 	defer p.shared.named.changing.RUnlock()
 	if set.Named != "" {
-		if set.Spec, err = p.shared.named.specOf(set.Named, "/named"); err != nil {
+		if set.Spec, err = p.shared.named.specFor(set.Named, "/named", b.Record.Attached); err != nil {
 			return api.PolicyState{}, err
 		}
 	}

@@ -18,6 +18,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
@@ -68,6 +70,8 @@ func decode(document []byte) error {
 	object, ok := map[string]any{
 		"v1 Namespace": &corev1.Namespace{}, "v1 ServiceAccount": &corev1.ServiceAccount{}, "v1 ConfigMap": &corev1.ConfigMap{}, "v1 Secret": &corev1.Secret{},
 		"apps/v1 DaemonSet": &appsv1.DaemonSet{}, "node.k8s.io/v1 RuntimeClass": &nodev1.RuntimeClass{}, "agents.x-k8s.io/v1alpha1 Sandbox": &sandboxv1alpha1.Sandbox{},
+		"apiextensions.k8s.io/v1 CustomResourceDefinition": &apiextensionsv1.CustomResourceDefinition{},
+		"rbac.authorization.k8s.io/v1 ClusterRole":         &rbacv1.ClusterRole{}, "rbac.authorization.k8s.io/v1 ClusterRoleBinding": &rbacv1.ClusterRoleBinding{},
 	}[kind]
 	if !ok {
 		return fmt.Errorf("unknown kind %q", kind)

@@ -14,6 +14,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
+	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
 	"boxgate/firewall/link"
@@ -72,6 +73,9 @@ func (c *call) addChoices(body map[string]any) error {
 	if err != nil {
 		return err
 	}
+	if chosen, err = c.pod.named(chosen); err != nil {
+		return err
+	}
 	if chosen != "" {
 		if body["network_policy"], err = cli.PolicyArgument(chosen, cli.BoxPolicyHelp, strings.NewReader("")); err != nil {
 			return err
@@ -100,6 +104,18 @@ func (c *call) addChoices(body map[string]any) error {
 	}
 	body["labels"] = labels
 	return nil
+}
+
+// named returns the policy that an annotation or a rule chooses for the pod. A resource is always one of the pod's own namespace.
+func (p pod) named(chosen string) (string, error) {
+	name, ok := strings.CutPrefix(chosen, config.ResourcePolicy)
+	switch {
+	case !ok:
+		return chosen, nil
+	case p.namespace == "" || p.name == "":
+		return "", fmt.Errorf("the policy %.200q is a resource of Kubernetes, and the runtime names no pod", chosen)
+	}
+	return cli.NamedPrefix + api.ResourceName(p.namespace+"/"+name), nil
 }
 
 // attach attaches the pod. After an error the pod has no network, or its earlier one if the gateway could not be reached.

@@ -1,0 +1,166 @@
+package rules
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	apichange "boxgate/api/change"
+	"boxgate/api/rest"
+	"boxgate/audit/trail"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// Bounds of the policies of resources, beside [mostNamed] policies of the operator. One namespace cannot use up the rest.
+const (
+	mostResources   = 1000
+	mostOfNamespace = 64
+)
+
+// byResources is the author of changes that a resource of Kubernetes made, in the histories of boxes and in the audit trail.
+const byResources = "kubernetes"
+
+// namespaceOf returns the namespace of a pod or resource NAMESPACE/NAME; "" without one.
+func namespaceOf(object string) string {
+	namespace, _, ok := strings.Cut(object, "/")
+	if !ok {
+		return ""
+	}
+	return namespace
+}
+
+// specFor is specOf for a sandbox that begins to follow the policy; attached is nil for a launched box. The policy of a resource is for
+// the pods of its namespace alone, as long as the resource exists.
+func (n *namedPolicies) specFor(name, pointer string, attached *store.Attached) (policy.Spec, error) {
+	p, known := n.find(name)
+	if !known || p.Resource == "" {
+		return n.specOf(name, pointer)
+	}
+	if attached == nil || attached.Kind != api.AttachCNI || namespaceOf(p.Resource) == "" || namespaceOf(attached.Pod) != namespaceOf(p.Resource) {
+		return policy.Spec{}, api.Errorf(api.ErrConflict, "the named policy %q is that of BoxgatePolicy %s, for pods of its namespace alone", name, p.Resource)
+	}
+	if p.Gone {
+		return policy.Spec{}, api.Errorf(api.ErrConflict, "BoxgatePolicy %s was deleted", p.Resource)
+	}
+	return p.Spec, nil
+}
+
+// Resources returns the resources, NAMESPACE/NAME, with a policy. A deleted one
+// has it while boxes follow it.
+func (p *Service) Resources() []string {
+	var list []string
+	for _, named := range p.shared.named.copied() {
+		if named.Resource != "" {
+			list = append(list, named.Resource)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// ApplyResource makes the policy of a resource NAMESPACE/NAME, or replaces it for all boxes that follow it. It has no effect
+// if the policy is the same. The error is a [document.InvalidError] if the policy is not valid; after any error all boxes keep the old one.
+func (p *Service) ApplyResource(ctx context.Context, resource string, spec policy.Spec) error {
+	if named, known := p.shared.named.find(api.ResourceName(resource)); known && named.Resource == resource && !named.Gone && equalSpecs(named.Spec, spec) {
+		return nil
+	}
+	return p.changeResource(ctx, resource, store.Policy{Spec: spec, Resource: resource})
+}
+
+// CloseResource ends the policy of a deleted resource: it becomes deny-all for the boxes that follow it, and no further box may follow.
+// Without followers it is removed.
+func (p *Service) CloseResource(ctx context.Context, resource string) error {
+	named, known := p.shared.named.find(api.ResourceName(resource))
+	if !known || named.Resource != resource {
+		return nil
+	}
+	was, err := p.DeleteNamedPolicy(ctx, api.ResourceName(resource), nil)
+	if err == nil {
+		p.recordResource(resource, "the resource was deleted", apichange.OfNamedDeleted(was))
+		return nil
+	}
+	if !errors.Is(err, api.ErrConflict) || named.Gone {
+		if errors.Is(err, api.ErrConflict) {
+			return nil
+		}
+		return err
+	}
+	return p.changeResource(ctx, resource, store.Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Resource: resource, Gone: true})
+}
+
+// changeResource changes the policy of a resource, and records it in the audit trail.
+func (p *Service) changeResource(ctx context.Context, resource string, next store.Policy) error {
+	ctx = api.WithCaller(ctx, api.Caller{Name: byResources})
+	after, err := p.replaceNamed(ctx, api.ResourceName(resource), nil, next)
+	if err != nil {
+		return err
+	}
+	note := "BoxgatePolicy " + resource
+	if next.Gone {
+		note += " was deleted"
+	}
+	p.recordResource(resource, note, apichange.OfNamed(after))
+	return nil
+}
+
+// mayHold refuses a named policy whose name has another owner, and a new one beyond the bounds.
+func mayHold(all map[string]store.Policy, name string, next store.Policy) error {
+	if old, known := all[name]; known {
+		if old.Resource != next.Resource {
+			return api.Errorf(api.ErrConflict, "the named policy %q exists, and is not that of BoxgatePolicy %s", name, next.Resource)
+		}
+		return nil
+	}
+	own, resources, siblings := 0, 0, 0
+	for _, p := range all {
+		switch {
+		case p.Resource == "":
+			own++
+			continue
+		case namespaceOf(p.Resource) == namespaceOf(next.Resource):
+			siblings++
+		}
+		resources++
+	}
+	switch {
+	case next.Resource == "" && own >= mostNamed:
+		return api.Errorf(api.ErrConflict, "there are at most %d named policies; delete some", mostNamed)
+	case next.Resource != "" && siblings >= mostOfNamespace:
+		return api.Errorf(api.ErrConflict, "a gateway has at most %d policies of one namespace", mostOfNamespace)
+	case next.Resource != "" && resources >= mostResources:
+		return api.Errorf(api.ErrConflict, "a gateway has at most %d policies of resources", mostResources)
+	}
+	return nil
+}
+
+// equalSpecs compares policies as they are written.
+func equalSpecs(a, b policy.Spec) bool {
+	left, err := json.Marshal(a)
+	if err != nil {
+		return false
+	}
+	right, err := json.Marshal(b)
+	return err == nil && bytes.Equal(left, right)
+}
+
+// recordResource writes a change by a resource to the audit trail, with an entry for each box whose policy changed.
+func (p *Service) recordResource(resource, note string, change *rest.Change) {
+	var list []trail.Entry
+	for _, c := range append([]rest.Change{*change}, change.Also...) {
+		data, err := json.Marshal(c.What)
+		if err != nil {
+			continue
+		}
+		list = append(list, trail.Entry{Kind: trail.Policy, Box: c.Box, PolicyVersion: c.PolicyVersion, Key: byResources, Change: trail.Change{RawMessage: data}, Note: note})
+	}
+	if _, err := p.trail.AppendAll(list); err != nil {
+		p.log.Error("the change of a named policy by a resource is not in the audit trail", zap.String("resource", resource), zap.Error(err))
+	}
+}
