@@ -36,7 +36,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker podman cni firewalls runtime-debs promtool nameserver postgres proxies sshd runsc vmm scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
+.PHONY: help deps build image docker podman cni firewalls runtime-debs promtool nameserver postgres proxies sshd runsc vmm kubernetes scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
 
 help: ## list the targets
 	@echo "While editing:           make quick                  seconds to a minute, without root"
@@ -127,6 +127,9 @@ runsc: ## build gVisor's runtime from the Go module proxy, for the tests of runt
 
 vmm: ## unpack QEMU and Debian's kernel for clouds, for the test with virtual machines (amd64), without installing them
 	@dist/unpack.sh $(VMM_DIR) 'boot/vmlinuz-*' qemu-system-x86 linux-image-cloud-amd64
+
+kubernetes: ## build the API server of Kubernetes and etcd, for the tests of BoxgatePolicies (about four minutes)
+	@GO="$(GO)" dist/apiserver.sh
 
 postgres: ## unpack the PostgreSQL server of one test where there is none, without installing it
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || dist/unpack.sh /var/cache/boxgate-postgres 'usr/lib/postgresql/*/bin/postgres' postgresql

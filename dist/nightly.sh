@@ -12,7 +12,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=(tests soak fuzz conformance scale gvisor machines race confined oldest newest arm64 newcomer mutants busy)
+all=(tests soak fuzz conformance scale gvisor machines kubernetes race confined oldest newest arm64 newcomer mutants busy)
 directory=${NIGHTLY_DIR:-/var/lib/boxgate/nightly}
 ledger=$directory/ledger.tsv
 
@@ -44,7 +44,7 @@ busy() {
 # which the size does not matter: they run the gate.
 part() {
   case $1 in
-    tests) BOXGATE_NIGHTLY=1 make test TESTFLAGS="-count=1 -timeout 120m -skip 'TestSoak|TestQEMU'" GATEFLAGS=-slow ;;
+    tests) BOXGATE_NIGHTLY=1 make test TESTFLAGS="-count=1 -timeout 120m -skip 'TestSoak|TestQEMU|BoxgatePolicies'" GATEFLAGS=-slow ;;
     soak) BOXGATE_NIGHTLY=1 make test PACKAGES=./e2e/attack TESTFLAGS="-count=1 -timeout 60m -run TestSoak -v" ;;
     fuzz) BOXGATE_NIGHTLY=1 make fuzz FUZZTIME="${FUZZTIME:-30s}" ;;
     conformance) BOXGATE_NIGHTLY=1 make conformance ;;
@@ -52,6 +52,7 @@ part() {
     gvisor) make runsc && make test PACKAGES=./e2e/runtimes TESTFLAGS=-count=1 &&
       BOXGATE_NIGHTLY=1 make test PACKAGES=./e2e/launchers TESTFLAGS="-count=1 -run GVisor" ;;
     machines) make vmm && BOXGATE_NIGHTLY=1 make test PACKAGES=./e2e/machines TESTFLAGS=-count=1 ;;
+    kubernetes) make kubernetes && BOXGATE_NIGHTLY=1 make test PACKAGES=./e2e/cni TESTFLAGS="-count=1 -run BoxgatePolicies" ;;
     race) make race TESTFLAGS=-count=1 ;;
     confined) make confined ;;
     oldest) GOTOOLCHAIN=go$(sed -n 's/^go //p' go.mod) make test TESTFLAGS=-count=1 ;;

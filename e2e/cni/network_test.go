@@ -41,12 +41,15 @@ type network struct {
 }
 
 // newNetwork starts a gateway and makes a network: chained after the bridge plugin of the CNI project, or the plugin alone.
-func newNetwork(t *testing.T, chained bool, conf map[string]any) *network {
+func newNetwork(t *testing.T, chained bool, conf map[string]any, changes ...func(*config.Config)) *network {
 	t.Helper()
 	nightly.Root(t)
 	w := harness.NewWorld(t, func(c *config.Config) {
 		c.Attach.CNI = config.AttachRules{{Namespace: "sandboxes", Default: "named:" + webPolicy}, {Policies: []string{"named:" + webPolicy}, Labels: []string{"team=x"}}}
 		c.Attach.OCI = config.AttachRules{{Policies: []string{"named:" + webPolicy}}}
+		for _, change := range changes {
+			change(c)
+		}
 	})
 	for name, policy := range map[string]map[string]any{webPolicy: harness.Custom("api.example.com"), secretPolicy: {"mode": "allow-all"}} {
 		if err := w.Client.Do(t.Context(), "PUT", "/v2/box/settings/network-policies/"+name, policy, nil); err != nil {
