@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/time/rate"
 
 	"boxgate/internal/required"
 	"boxgate/policy"
@@ -50,8 +51,9 @@ type Controller struct {
 	client   *client
 	statuses *statuses
 	listed   atomic.Int64 // when a list was last complete, in Unix seconds
-	// leastWait, except in tests.
-	wait time.Duration
+	logging  *rate.Limiter
+	// leastWait and resync, except in tests.
+	wait, resync time.Duration
 }
 
 // New returns a controller. It has no effect until [Controller.Run].
@@ -60,7 +62,7 @@ func New(c Config) (*Controller, error) {
 		return nil, err
 	}
 	api := newClient(c.Server)
-	return &Controller{Config: c, client: api, statuses: newStatuses(api, c.Log), wait: leastWait}, nil
+	return &Controller{Config: c, client: api, statuses: newStatuses(api, c.Log), logging: rate.NewLimiter(1, 20), wait: leastWait, resync: resync}, nil
 }
 
 // Listed returns when the resources were last known completely; the zero time: never.
@@ -71,7 +73,7 @@ func (c *Controller) Listed() time.Time {
 	return time.Time{}
 }
 
-// Run follows the resources until ctx is done. Call it once, after the boxes of an earlier run were recovered. While the API server does
+// Run follows the resources until ctx is done. Call it after the boxes of an earlier run were recovered, once at a time. While the API server does
 // not answer, all policies stay as they are.
 func (c *Controller) Run(ctx context.Context) {
 	go c.statuses.run(ctx)
@@ -99,12 +101,13 @@ func (c *Controller) follow(ctx context.Context) error {
 		return err
 	}
 	c.listed.Store(time.Now().Unix())
-	again := time.Now().Add(resync)
+	again := time.Now().Add(c.resync)
 	if failed {
 		again = time.Now().Add(retry)
 	}
 	ctx, cancel := context.WithDeadline(ctx, again)
 	defer cancel()
+	var soon *time.Timer // ends the watch after a policy could not be applied
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := c.client.watch(ctx, version, func(e event) error {
@@ -113,8 +116,8 @@ func (c *Controller) follow(ctx context.Context) error {
 				return err
 			}
 			version = next
-			if !applied {
-				time.AfterFunc(retry, cancel)
+			if !applied && soon == nil {
+				soon = time.AfterFunc(retry, cancel)
 			}
 			return nil
 		})
@@ -142,7 +145,9 @@ func (c *Controller) list(ctx context.Context) (version string, failed bool, err
 	version, err = c.client.list(ctx, func(item json.RawMessage) error {
 		r, err := parseResource(item)
 		if err != nil {
-			c.Log.Warn("a BoxgatePolicy is left out", zap.Error(err))
+			if c.logging.Allow() {
+				c.Log.Warn("a BoxgatePolicy is left out", zap.Error(err))
+			}
 			return nil
 		}
 		delete(absent, r.ref())
@@ -203,7 +208,7 @@ func (c *Controller) apply(ctx context.Context, r *resource) error {
 	now := time.Now().UTC().Format(time.RFC3339)
 	if next, changed := r.Status.next(r.Metadata.Generation, c.Node, now, err); changed {
 		c.statuses.add(r.Metadata, next)
-		if err != nil {
+		if err != nil && c.logging.Allow() {
 			c.Log.Warn("a BoxgatePolicy is not applied", zap.String("resource", r.ref()), zap.Int64("generation", r.Metadata.Generation), zap.String("problem", messageOf(err)))
 		}
 	}

@@ -9,12 +9,14 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 )
 
@@ -74,7 +76,11 @@ func run(t *testing.T, c *Controller) {
 // until waits for a condition.
 func until(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
+	patience, err := time.ParseDuration(os.Getenv("GATEWAY_TEST_PATIENCE"))
+	if err != nil {
+		patience = time.Minute
+	}
+	for end := time.Now().Add(patience); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("did not happen:", what)
 		}
@@ -151,6 +157,19 @@ func TestWatchesEnd(t *testing.T) {
 	s.CloseClientConnections()
 	s.put("a/later", openSpec)
 	until(t, "a list after broken watches", func() bool { return m.mode("a/later") == policy.ModeAllowAll })
+}
+
+// A deletion whose event is lost takes effect with the next list, although the watch goes on without an end.
+func TestLostEvents(t *testing.T) {
+	t.Parallel()
+	s, m := newAPIServer(t), newMemory()
+	s.put("a/web", openSpec)
+	c := s.controller(m)
+	c.resync = 20 * time.Millisecond
+	run(t, c)
+	until(t, "the list", func() bool { return m.mode("a/web") == policy.ModeAllowAll })
+	s.remove("a/web", true)
+	until(t, "the lost deletion", func() bool { return m.mode("a/web") == "" })
 }
 
 // A policy that this gateway cannot apply is a problem in the status, and is tried again.
@@ -285,6 +304,35 @@ func TestAttackLargeResources(t *testing.T) {
 	}
 	if n := len(m.Resources()); n != 1 {
 		t.Errorf("%d policies", n)
+	}
+}
+
+// A list of any length is read in pages, of which the controller keeps nothing.
+func TestAttackListOfManyResources(t *testing.T) {
+	t.Parallel()
+	s, m := newAPIServer(t), newMemory()
+	all, next := nightly.Size(5_000, 100_000), 0
+	for i := range all {
+		m.fail[fmt.Sprintf("a/p%d", i)] = errors.New("too many")
+	}
+	s.instead(func(w http.ResponseWriter, _ *http.Request) bool {
+		var items []string
+		for ; len(items) < pageSize && next < all; next++ {
+			items = append(items, fmt.Sprintf(`{"metadata":{"namespace":"a","name":"p%d"},"spec":{"mode":"deny-all"}}`, next))
+		}
+		more := ""
+		if next < all {
+			more = fmt.Sprint("page-", next)
+		}
+		fmt.Fprintf(w, `{"metadata":{"resourceVersion":"1","continue":%q},"items":[%s]}`, more, strings.Join(items, ","))
+		return true
+	})
+	c := s.controller(m)
+	if _, failed, err := c.list(t.Context()); err != nil || !failed || m.applied != all {
+		t.Errorf("%d of %d considered, %v", m.applied, all, err)
+	}
+	if n := len(c.statuses.waiting); n != mostWaiting {
+		t.Errorf("%d statuses wait", n)
 	}
 }
 

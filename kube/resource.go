@@ -14,7 +14,7 @@ import (
 )
 
 // mostSpec is the largest policy of a resource, in bytes of JSON.
-const mostSpec = 256 << 10
+const mostSpec = 64 << 10
 
 // resource is a BoxgatePolicy.
 type resource struct {

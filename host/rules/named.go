@@ -109,7 +109,7 @@ func (p *Service) replaceNamed(ctx context.Context, name string, ifMatch *uint64
 	defer named.changing.Unlock()
 	defer unlock(boxes)
 	old, _ := named.find(name)
-	if err := errors.Join(p.mayChange(old, ifMatch), mayHold(named.copied(), name, next)); err != nil {
+	if err := errors.Join(p.mayChange(old, ifMatch), named.refusal(name, next)); err != nil {
 		return api.NamedPolicy{}, err
 	}
 	next.Version = old.Version + 1

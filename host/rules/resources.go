@@ -7,8 +7,10 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 
 	"go.uber.org/zap"
+	"golang.org/x/time/rate"
 
 	"boxgate/api"
 	apichange "boxgate/api/change"
@@ -24,8 +26,38 @@ const (
 	mostOfNamespace = 64
 )
 
-// byResources is the author of changes that a resource of Kubernetes made, in the histories of boxes and in the audit trail.
+// A namespace may have its policies changed so often in a second, after as many at once as it may have policies.
+const (
+	changesPerSecond = 1
+	changesAtOnce    = mostOfNamespace
+)
+
+// byResources is the author of changes that a resource of Kubernetes made, in the histories of boxes and in the audit trail. As its ID is
+// like that of an API key, these changes have a share of the trail, and displace no others from it.
 const byResources = "kubernetes"
+
+// changeRates bounds the changes of each namespace, so that no tenant keeps the gateway, its store and its trail busy. Safe for concurrent use.
+// The zero value is ready.
+type changeRates struct {
+	mu  sync.Mutex
+	all map[string]*rate.Limiter
+}
+
+// mostRates is the number of namespaces after which the rates begin anew.
+const mostRates = 4096
+
+// allow reports whether a namespace may change a policy now.
+func (r *changeRates) allow(namespace string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.all == nil || len(r.all) >= mostRates {
+		r.all = map[string]*rate.Limiter{}
+	}
+	if r.all[namespace] == nil {
+		r.all[namespace] = rate.NewLimiter(changesPerSecond, changesAtOnce)
+	}
+	return r.all[namespace].Allow()
+}
 
 // namespaceOf returns the namespace of a pod or resource NAMESPACE/NAME; "" without one.
 func namespaceOf(object string) string {
@@ -71,7 +103,14 @@ func (p *Service) ApplyResource(ctx context.Context, resource string, spec polic
 	if named, known := p.shared.named.find(api.ResourceName(resource)); known && named.Resource == resource && !named.Gone && equalSpecs(named.Spec, spec) {
 		return nil
 	}
-	return p.changeResource(ctx, resource, store.Policy{Spec: spec, Resource: resource})
+	next := store.Policy{Spec: spec, Resource: resource}
+	if err := p.shared.named.refusal(api.ResourceName(resource), next); err != nil {
+		return err
+	}
+	if !p.changeRates.allow(namespaceOf(resource)) {
+		return api.Errorf(api.ErrLimit, "the policies of namespace %s change too often: this version is applied later", namespaceOf(resource))
+	}
+	return p.changeResource(ctx, resource, next)
 }
 
 // CloseResource ends the policy of a deleted resource: it becomes deny-all for the boxes that follow it, and no further box may follow.
@@ -97,7 +136,7 @@ func (p *Service) CloseResource(ctx context.Context, resource string) error {
 
 // changeResource changes the policy of a resource, and records it in the audit trail.
 func (p *Service) changeResource(ctx context.Context, resource string, next store.Policy) error {
-	ctx = api.WithCaller(ctx, api.Caller{Name: byResources})
+	ctx = api.WithCaller(ctx, api.Caller{Key: byResources, Name: byResources})
 	after, err := p.replaceNamed(ctx, api.ResourceName(resource), nil, next)
 	if err != nil {
 		return err
@@ -108,6 +147,13 @@ func (p *Service) changeResource(ctx context.Context, resource string, next stor
 	}
 	p.recordResource(resource, note, apichange.OfNamed(after))
 	return nil
+}
+
+// refusal is [mayHold] for the current policies. It does not copy them, because the cluster may have any number of resources to refuse.
+func (n *namedPolicies) refusal(name string, next store.Policy) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return mayHold(n.all, name, next)
 }
 
 // mayHold refuses a named policy whose name has another owner, and a new one beyond the bounds.
@@ -158,7 +204,7 @@ func (p *Service) recordResource(resource, note string, change *rest.Change) {
 		if err != nil {
 			continue
 		}
-		list = append(list, trail.Entry{Kind: trail.Policy, Box: c.Box, PolicyVersion: c.PolicyVersion, Key: byResources, Change: trail.Change{RawMessage: data}, Note: note})
+		list = append(list, trail.Entry{Kind: trail.Policy, Box: c.Box, PolicyVersion: c.PolicyVersion, KeyID: byResources, Key: byResources, Change: trail.Change{RawMessage: data}, Note: note})
 	}
 	if _, err := p.trail.AppendAll(list); err != nil {
 		p.log.Error("the change of a named policy by a resource is not in the audit trail", zap.String("resource", resource), zap.Error(err))

@@ -218,6 +218,38 @@ func TestAttackManyResources(t *testing.T) {
 	}
 }
 
+// A namespace that changes its policies all the time is served at its rate, and a change that was refused is applied by a later call; the
+// end of a policy never waits.
+func TestAttackResourceChangesAllTheTime(t *testing.T) {
+	t.Parallel()
+	g, _ := newLeasing(t)
+	refused, version := 0, uint64(0)
+	for i := range 3 * changesAtOnce {
+		spec := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{fmt.Sprintf("h%d.example.com", i)}}
+		if err := g.ApplyResource(t.Context(), "team/web", spec); errors.Is(err, api.ErrLimit) {
+			refused++
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		version = g.named("team.web").Version
+	}
+	if refused == 0 || version > 2*changesAtOnce {
+		t.Errorf("%d changes, %d refused", version, refused)
+	}
+	if err := g.ApplyResource(t.Context(), "other/web", denyAll); err != nil {
+		t.Errorf("another namespace: %v", err)
+	}
+	if err := g.CloseResource(t.Context(), "team/web"); err != nil || g.named("team.web").Name != "" {
+		t.Errorf("the end: %v", err)
+	}
+	for i := range 2 * mostRates {
+		g.changeRates.allow(fmt.Sprint("n", i))
+	}
+	if n := len(g.changeRates.all); n > mostRates {
+		t.Errorf("%d rates", n)
+	}
+}
+
 // Resources survive a restart, with their owner, and their changes are in the audit trail with each box.
 func TestResourcesAreRecorded(t *testing.T) {
 	t.Parallel()

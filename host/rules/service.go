@@ -74,6 +74,8 @@ type Service struct {
 
 	shown shown // effects of approvals
 
+	changeRates changeRates // of the resources of namespaces
+
 	changingGlobal sync.Mutex // serialises changes of the global header rules
 
 	mu     sync.Mutex

@@ -96,7 +96,7 @@ certs: policy audit internal/fault internal/lru
 ingress/balancer:
 ingress/h2c: relay/h1 relay/h2/upstream relay/pool
 remote: policy certs internal/required internal/socket proxy/recovery
-kube: policy policy/dialect policy/document internal/required
+kube: policy policy/dialect policy/document internal/nightly internal/required
 ingress: policy audit internal/openid internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault
 launcher/boxfs: policy launcher/boxfs/worker

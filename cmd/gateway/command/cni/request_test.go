@@ -57,6 +57,23 @@ func TestSelected(t *testing.T) {
 	}
 }
 
+// A resource is one of the pod's own namespace, whatever its name is.
+func TestResourcesOfThePodsNamespace(t *testing.T) {
+	t.Parallel()
+	for chosen, want := range map[string]string{
+		"": "", "deny-all": "deny-all", "named:web": "named:web", "resource:web": "named:team.web", "resource:other.web": "named:team.other.web", "resource:../other/web": "named:team.../other/web",
+	} {
+		if got, err := (pod{namespace: "team", name: "agent"}).named(chosen); got != want || err != nil {
+			t.Errorf("%q: %q %v", chosen, got, err)
+		}
+	}
+	for _, p := range []pod{{}, {name: "agent"}, {namespace: "team"}} {
+		if got, err := p.named("resource:web"); err == nil {
+			t.Errorf("%+v has %q", p, got)
+		}
+	}
+}
+
 func TestCheckAnnotations(t *testing.T) {
 	t.Parallel()
 	for text, ok := range map[string]bool{"boxgate.dev/policy=named:web": true, "boxgate.dev/stack=guest": true, "boxgate.dev/stack=": false, "boxgate.dev/name=x": false} {
