@@ -107,6 +107,7 @@ launcher/enter: launcher/container launcher/launchertest launcher/process
 launcher/disk:
 launcher/files:
 launcher/rootfs: launcher/files launcher/namespace launcher/launchertest
+launcher/image/agents:
 launcher/image: launcher/disk launcher/files launcher/launchertest
 launcher/launchertest:
 launcher/freezer: policy
@@ -175,6 +176,7 @@ selftest/packet:
 selftest/probe: selftest/packet
 selftest/watch: selftest/packet
 internal/testnet:
+internal/testnet/models:
 internal/acceptor: internal/socket
 internal/mutants:
 internal/nightly:
@@ -204,7 +206,7 @@ bench/profiled: cmd/gateway
 dist:
 dist/kubernetes: config
 internal/buildinfo:
-config: policy policy/dialect rule rule/upstream launcher/oci secrets quota
+config: policy policy/dialect rule rule/upstream launcher/image/agents launcher/oci secrets quota
 preflight: config launcher/enter launcher/oci
 host/netns: firewall/namespace
 host/nslock: host/netns
