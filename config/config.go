@@ -21,6 +21,7 @@ import (
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
 
+	"boxgate/launcher/image/agents"
 	"boxgate/launcher/oci"
 	"boxgate/policy/name"
 )
@@ -138,9 +139,11 @@ type TLS struct {
 // Launcher configures how boxes are created on this host.
 type Launcher struct {
 	// Enabled is false on a host that only attaches sandboxes of others.
-	Enabled     bool              `yaml:"enabled"`
-	Runtime     string            `yaml:"runtime"`
-	Images      map[string]string `yaml:"images"`
+	Enabled bool              `yaml:"enabled"`
+	Runtime string            `yaml:"runtime"`
+	Images  map[string]string `yaml:"images"`
+	// Agents are versions of programs in the image debian-agents, by agent.
+	Agents      map[string]string `yaml:"agents"`
 	ImageDir    string            `yaml:"image_dir"`
 	RunDir      string            `yaml:"run_dir"`
 	IdleTimeout time.Duration     `yaml:"idle_timeout"`
@@ -417,6 +420,9 @@ func (c *Config) validate() error {
 	}
 	if c.Launcher.Images["default"] == "" {
 		fail("launcher.images", `has no entry "default"`)
+	}
+	if err := agents.Check(c.Launcher.Agents); err != nil {
+		fail("launcher.agents", "%v", err)
 	}
 	c.Launcher.Disk.check(fail)
 	c.Attach.check(fail)

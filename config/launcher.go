@@ -18,13 +18,16 @@ var runtimeImages = map[string]string{
 	"golang-alpine": "docker.io/library/golang:1-alpine",
 	"ruby-alpine":   "docker.io/library/ruby:3-alpine",
 	"rust-alpine":   "docker.io/library/rust:1-alpine",
+	"debian-agents": "debian-agents",
 }
 
 // debianRuntimes are the runtimes that the debian image contains.
 var debianRuntimes = []string{"node", "python"}
 
 // BuiltHere reports whether an image is built on this host from Debian packages.
-func BuiltHere(source string) bool { return source == "debian" || source == "debian-min" }
+func BuiltHere(source string) bool {
+	return source == "debian" || source == "debian-agents" || source == "debian-min"
+}
 
 // AllImages returns the images that a box's runtime can name.
 func (l Launcher) AllImages() map[string]string {

@@ -19,7 +19,7 @@ type Images = image.Store
 
 // ImageStore returns the images of a launcher with this configuration.
 func ImageStore(cfg Config) Images {
-	return Images{Dir: cmp.Or(cfg.ImageDir, filepath.Join(cfg.StateDir, "images")), Names: cfg.Images, Reserve: cfg.Reserve}
+	return Images{Dir: cmp.Or(cfg.ImageDir, filepath.Join(cfg.StateDir, "images")), Names: cfg.Images, Agents: cfg.Agents, Reserve: cfg.Reserve}
 }
 
 // EnsureImage makes the image ready for Create: it is built, pulled or unpacked once and kept. name is an entry of

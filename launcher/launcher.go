@@ -61,6 +61,7 @@ type Config struct {
 	// AttachOnly: the launcher starts no boxes and only pins the namespaces of attached ones. It needs no runtime.
 	AttachOnly bool
 	Images     map[string]string // name → image (see EnsureImage); the entry "default" is used when a Spec has no image
+	Agents     map[string]string // versions of programs in the image debian-agents, by agent; default: the pinned ones
 	Disk       DiskLimits        // limits of the boxes' disks; default: no limits
 	Reserve    int64             // bytes kept free on the disks of StateDir and ImageDir; default: 0
 	IO         IOLimits          // per box, on the disk of StateDir, which New looks up; default: no limits

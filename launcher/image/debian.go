@@ -31,17 +31,19 @@ type recipe struct {
 	packages string // in addition to those of the variant
 	about    string // for the first line of progress
 	complete bool   // with Python, pip, Node and npm
+	agents   bool   // with coding agents
 }
+
+// completePackages are programs that most commands of an agent need (Node and npm come from elsewhere, see nodeRelease; ssh
+// is for git; esbuild is for TypeScript; libstdc++6 is for Node), and openssl, ip, ping and ps for debugging.
+const completePackages = "ca-certificates,curl,git,python3,python3-pip,python3-venv,python-is-python3,esbuild,libstdc++6,openssl,openssh-client,iproute2,iputils-ping,procps"
 
 // recipes are the images built here, by name.
 var recipes = map[string]recipe{
-	// Programs that most commands of an agent need (Node and npm come from elsewhere, see nodeRelease; ssh is for git;
-	// esbuild is for TypeScript; libstdc++6 is for Node), and openssl, ip, ping and ps for debugging.
-	Debian: {
-		key: "debian-8", variant: "minbase", about: "about a minute, once", complete: true,
-		packages: "ca-certificates,curl,git,python3,python3-pip,python3-venv,python-is-python3,esbuild,libstdc++6,openssl,openssh-client,iproute2,iputils-ping,procps",
-	},
-	DebianMin: {key: "debian-min-1", variant: "essential", about: "once", packages: "ca-certificates,curl,busybox"},
+	Debian: {key: "debian-8", variant: "minbase", about: "about a minute, once", complete: true, packages: completePackages},
+	// The key also has the one of the agents, see [Store.source].
+	DebianAgents: {key: "debian-agents-1", variant: "minbase", about: "some minutes, once", complete: true, agents: true, packages: completePackages + ",ripgrep"},
+	DebianMin:    {key: "debian-min-1", variant: "essential", about: "once", packages: "ca-certificates,curl,busybox"},
 }
 
 // debianSuite is the Debian release of boxes.
@@ -66,7 +68,7 @@ var errNoMmdebstrap = errors.New("mmdebstrap is missing: apt-get install mmdebst
 
 // buildDebian fills rootfs with a Debian. It accepts only files signed by Debian's archive keys, except Node and npm, see
 // nodeRelease.
-func buildDebian(ctx context.Context, r recipe, rootfs string, progress func(string)) error {
+func (s Store) buildDebian(ctx context.Context, r recipe, rootfs string, progress func(string)) error {
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
 		return errNoMmdebstrap
 	}
@@ -86,6 +88,15 @@ func buildDebian(ctx context.Context, r recipe, rootfs string, progress func(str
 			r.packages += ",nodejs,npm"
 		}
 	}
+	var programs []download
+	if r.agents {
+		var err error
+		programs, err = s.fetchAgents(ctx, filepath.Dir(rootfs), progress)
+		defer closeAll(programs)
+		if err != nil {
+			return fmt.Errorf("the agents come from npm's registry, or a mirror named in npm_config_registry: %w", err)
+		}
+	}
 	progress("building the image from Debian packages (" + r.about + ")")
 	if err := runWithProgress(ctx, progress, "mmdebstrap", r.arguments(ctx, rootfs)...); err != nil {
 		return err
@@ -101,7 +112,10 @@ func buildDebian(ctx context.Context, r recipe, rootfs string, progress func(str
 	if err := configurePrograms(root); err != nil {
 		return err
 	}
-	return installNode(ctx, root, node)
+	if err := installNode(ctx, root, node); err != nil || !r.agents {
+		return err
+	}
+	return s.installAgents(ctx, root, programs)
 }
 
 // arguments returns the arguments of mmdebstrap.

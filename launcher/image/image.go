@@ -23,6 +23,7 @@ import (
 
 	"boxgate/launcher/disk"
 	"boxgate/launcher/files"
+	"boxgate/launcher/image/agents"
 )
 
 // Image is one unpacked image in the image directory, or a root file system used in place.
@@ -57,6 +58,8 @@ type imageSource struct {
 type Store struct {
 	Dir   string
 	Names map[string]string // name → image; the entry "default" is used for an empty name
+	// Agents are versions of programs in the image DebianAgents, by agent, which replace the pinned ones.
+	Agents map[string]string
 	// Reserve is how many bytes are kept free on the disk of Dir.
 	Reserve int64
 
@@ -192,7 +195,7 @@ func (s Store) fillRootfs(ctx context.Context, src imageSource, rootfs string, p
 	}
 	switch src.kind {
 	case kindDebian:
-		return debianEnv, buildDebian(ctx, recipes[src.text], rootfs, progress)
+		return debianEnv, s.buildDebian(ctx, recipes[src.text], rootfs, progress)
 	case kindArchive:
 		return unpackArchive(ctx, src.text, rootfs, progress)
 	case kindLayout:
@@ -225,6 +228,8 @@ func (s Store) source(name string) (imageSource, error) {
 	}
 	r, built := recipes[text]
 	switch {
+	case built && r.agents:
+		return imageSource{text: text, kind: kindDebian, key: r.key + "-" + agents.Key(s.Agents)}, nil
 	case built:
 		return imageSource{text: text, kind: kindDebian, key: r.key}, nil
 	case filepath.IsAbs(text):

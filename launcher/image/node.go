@@ -41,7 +41,7 @@ var npmRelease = release{
 const (
 	npmRegistry     = "https://registry.npmjs.org/"
 	releaseTimeout  = 10 * time.Minute // for one archive
-	maxReleaseBytes = 128 << 20
+	maxReleaseBytes = 512 << 20
 	npmDir          = "usr/local/lib/node_modules/npm"
 	// npmConfig lets users who cannot write to /usr/local install packages for themselves.
 	npmConfig = "prefix=${HOME}/.local\n"

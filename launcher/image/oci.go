@@ -31,7 +31,7 @@ func referenceSource(text string) (imageSource, error) {
 	ref, err := name.ParseReference(text)
 	if err != nil {
 		return imageSource{}, fmt.Errorf(
-			`image %q is neither "debian", "debian-min", an absolute path nor an OCI reference like docker.io/library/python:3`, text)
+			`image %q is neither "debian", "debian-agents", "debian-min", an absolute path nor an OCI reference like docker.io/library/python:3`, text)
 	}
 	return imageSource{text: text, kind: kindReference, key: imageKey(text, ref.Name())}, nil
 }
