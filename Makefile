@@ -36,7 +36,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker podman cni firewalls runtime-debs promtool nameserver postgres proxies sshd runsc vmm kubernetes scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
+.PHONY: help deps build image agents docker podman cni firewalls runtime-debs promtool nameserver postgres proxies sshd runsc vmm kubernetes scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
 
 help: ## list the targets
 	@echo "While editing:           make quick                  seconds to a minute, without root"
@@ -63,6 +63,9 @@ image: deps build ## build the images of boxes and the demo, and the image of th
 	@env -u BOXGATE_NIGHTLY bin/gateway image build debian --dir $(IMAGE_DIR)
 	@env -u BOXGATE_NIGHTLY bin/gateway image build debian-min --dir $(IMAGE_DIR)
 	@dist/clients.sh $(IMAGE_DIR)
+
+agents: image ## build the image with coding agents, for their nightly tests (1.4 GB)
+	@env -u BOXGATE_NIGHTLY bin/gateway image build debian-agents --dir $(IMAGE_DIR)
 
 demo: ## the tour: gateway, test internet, a box, every promise (DEMOFLAGS=--keep: leave it open)
 	@[ "$$(id -u)" -eq 0 ] || { echo "the demo makes network namespaces and containers and needs root: sudo make demo" >&2; exit 1; }

@@ -12,7 +12,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=(tests soak fuzz conformance scale gvisor machines kubernetes race confined oldest newest arm64 newcomer mutants busy)
+all=(tests soak fuzz conformance scale agents gvisor machines kubernetes race confined oldest newest arm64 newcomer mutants busy)
 directory=${NIGHTLY_DIR:-/var/lib/boxgate/nightly}
 ledger=$directory/ledger.tsv
 
@@ -44,11 +44,12 @@ busy() {
 # which the size does not matter: they run the gate.
 part() {
   case $1 in
-    tests) BOXGATE_NIGHTLY=1 make test TESTFLAGS="-count=1 -timeout 120m -skip 'TestSoak|TestQEMU|BoxgatePolicies'" GATEFLAGS=-slow ;;
+    tests) BOXGATE_NIGHTLY=1 make test TESTFLAGS="-count=1 -timeout 120m -skip 'TestSoak|TestQEMU|BoxgatePolicies|TestAgents'" GATEFLAGS=-slow ;;
     soak) BOXGATE_NIGHTLY=1 make test PACKAGES=./e2e/attack TESTFLAGS="-count=1 -timeout 60m -run TestSoak -v" ;;
     fuzz) BOXGATE_NIGHTLY=1 make fuzz FUZZTIME="${FUZZTIME:-30s}" ;;
     conformance) BOXGATE_NIGHTLY=1 make conformance ;;
     scale) BOXGATE_NIGHTLY=1 make scale ;;
+    agents) make agents && BOXGATE_NIGHTLY=1 make test PACKAGES=./e2e/agents TESTFLAGS=-count=1 ;;
     gvisor) make runsc && make test PACKAGES=./e2e/runtimes TESTFLAGS=-count=1 &&
       BOXGATE_NIGHTLY=1 make test PACKAGES=./e2e/launchers TESTFLAGS="-count=1 -run GVisor" ;;
     machines) make vmm && BOXGATE_NIGHTLY=1 make test PACKAGES=./e2e/machines TESTFLAGS=-count=1 ;;
