@@ -126,7 +126,7 @@ func (l *Launcher) removeOnError(id policy.BoxID, err *error) {
 type rootWriter func(*rootfs.Root, Spec) error
 
 func writeNewRoot(root *rootfs.Root, spec Spec) error {
-	return root.PrepareNew(rootfs.Identity{Hostname: spec.hostname(), DNS: spec.DNS, Git: rootfs.GitIdentity(spec.Git), CA: spec.CA, Roots: spec.Roots, Agents: spec.Agents,
+	return root.PrepareNew(rootfs.Identity{Hostname: spec.hostname(), DNS: spec.DNS, Git: rootfs.GitIdentity(spec.Git), CA: spec.CA, Roots: spec.Roots, Agents: spec.Agents, Files: spec.Files,
 		Restored: len(spec.Layers) > 0})
 }
 

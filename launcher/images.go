@@ -35,6 +35,12 @@ func (l *Launcher) EnsureImage(ctx context.Context, name string, progress func(s
 	return l.images.Ensure(ctx, name, progress)
 }
 
+// HasImage reports whether an image is ready for Create.
+func (l *Launcher) HasImage(name string) bool {
+	_, err := l.images.Find(name)
+	return err == nil
+}
+
 // CheckImage returns why an image cannot be made ready, as far as a check of a few seconds can find out.
 func (l *Launcher) CheckImage(ctx context.Context, name string) error {
 	return l.images.Check(ctx, name)

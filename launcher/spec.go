@@ -55,7 +55,11 @@ type Spec struct {
 	Git      GitIdentity       // written to git's system configuration
 	DNS      []netip.Addr      // written to /etc/resolv.conf; empty: the box has no resolver
 	Agents   []byte            // introduction for agents, written to /etc/boxgate/AGENTS.md; may be empty
+	Files    []HomeFile        // of the box's user, written once when the box is made
 }
+
+// HomeFile is a file of the box's user.
+type HomeFile = rootfs.HomeFile
 
 // GitIdentity is the author of commits in a box. With the zero value, git uses its own defaults.
 type GitIdentity struct{ Name, Email string }

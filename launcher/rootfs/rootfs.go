@@ -36,7 +36,8 @@ type Identity struct {
 	CA       []byte // PEM certificates trusted in addition to the public roots; may be empty
 	Roots    []byte // PEM certificates trusted like public roots; may be empty
 	Agents   []byte // introduction for agents; may be empty
-	Restored bool   // the root has the files of another box, whose CA must be removed
+	Files    []HomeFile
+	Restored bool // the root has the files of another box, whose CA must be removed
 }
 
 // PrepareNew writes the files of a box into a fresh root without running processes: its names, its user, its first process and
@@ -53,6 +54,7 @@ func (b *Root) PrepareNew(is Identity) error {
 		{"its git identity", func() error { return b.writeGit(is.Git) }},
 		{"its certificates", func() error { return b.trust(is.CA, is.Roots) }},
 		{"its introduction for agents", func() error { return b.writeAgents(is.Agents) }},
+		{"the files of its agent", func() error { return b.writeHome(is.Files) }},
 	} {
 		if err := step.do(); err != nil {
 			return fmt.Errorf("cannot write %s: %w", step.what, err)
