@@ -112,21 +112,31 @@ type CreateRequest struct {
 	Named       string      // the named policy to follow, if any
 	Headers     []policy.HeaderRule
 	Hosted      Hosted
-	// HostedSecrets are the secret values among the hosted product's fields, by JSON pointer, such as "/github_token" or
-	// "/mcp_servers/0/headers/Authorization". They never appear in a response.
+	// HostedSecrets are the secret values among the hosted product's fields, by JSON pointer, such as "/github_token". They never appear in a response.
 	HostedSecrets map[string]name.Secret
 }
 
-// Hosted holds the fields of a create request that belong to the hosted product (agents, models, skills, git). They are
-// accepted, stored and returned, but have no effect in this gateway. It contains no secrets, so it can be stored as JSON.
+// Hosted holds the agent of a box and the identity of its commits. It contains no secrets, so it can be stored as JSON.
 type Hosted struct {
 	Model        string        `json:"model,omitempty"`
 	Agent        string        `json:"agent,omitempty"`
+	BaseURL      string        `json:"base_url,omitempty"` // server of the model; "": by the model's name
 	CustomRunner *CustomRunner `json:"custom_runner,omitempty"`
 	Skills       []string      `json:"skills,omitempty"`
 	MCPServers   []MCPServer   `json:"mcp_servers,omitempty"`
 	GitUserName  string        `json:"git_user_name,omitempty"`
 	GitUserEmail string        `json:"git_user_email,omitempty"`
+
+	SkillsRemoved bool        `json:"skills_removed,omitempty"` // a skill was removed, and its files may still be in the box
+	Session       string      `json:"session,omitempty"`        // the agent's last conversation
+	Totals        AgentTotals `json:"totals,omitzero"`
+}
+
+// AgentTotals sums up the runs of a box's agent, as its harness reported them.
+type AgentTotals struct {
+	Prompts      int64 `json:"prompts,omitempty"`
+	InputTokens  int64 `json:"input_tokens,omitempty"`
+	OutputTokens int64 `json:"output_tokens,omitempty"`
 }
 
 // Configuration holds the settings of a box, other than its rules, that can be changed.
@@ -138,13 +148,17 @@ type Configuration struct {
 // AgentCustom is the agent of a box that uses a custom harness.
 const AgentCustom = "custom"
 
-// Or returns h with its empty fields taken from other.
+// Or returns h with its empty fields taken from other. The totals are h's, and of another harness or model neither the server nor
+// the conversation is taken.
 func (h Hosted) Or(other Hosted) Hosted {
 	or := func(s, other []string) []string {
 		if s == nil {
 			return other
 		}
 		return s
+	}
+	if h.Agent == "" && h.Model == "" {
+		h.BaseURL, h.Session = cmp.Or(h.BaseURL, other.BaseURL), other.Session
 	}
 	h.Model, h.Agent = cmp.Or(h.Model, other.Model), cmp.Or(h.Agent, other.Agent)
 	h.CustomRunner, h.Skills = cmp.Or(h.CustomRunner, other.CustomRunner), or(h.Skills, other.Skills)

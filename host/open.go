@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/api/harness"
 	"boxgate/audit/lines"
 	"boxgate/config"
 	"boxgate/host/box"
@@ -223,7 +224,7 @@ func (o *opening) openLife(context.Context) (err error) {
 	o.snapshots = box.NewSnapshots(p.log, p.boxes, p.snapshotManager, p.holdings)
 	o.git = usage.NewGit(o.usage, o.settings)
 	o.scheduled, err = schedule.New(schedule.Config{
-		Log: p.log, Store: p.store.Schedules, Boxes: p.boxes, Commands: o.usage, History: p.history, Authorities: o.authorities, Proxy: p.proxy, Roots: p.roots, Holdings: p.holdings,
+		Log: p.log, Store: p.store.Schedules, Boxes: p.boxes, Commands: o.usage, Agents: &harness.Runner{Commands: o.usage, Settings: o.settings, History: p.history}, History: p.history, Authorities: o.authorities, Proxy: p.proxy, Roots: p.roots, Holdings: p.holdings,
 	})
 	if err != nil {
 		return err

@@ -236,6 +236,7 @@ type boxView struct {
 	Attached       *api.Attached     `json:"attached,omitempty"`
 	Model          string            `json:"model,omitempty"`
 	Agent          string            `json:"agent,omitempty"`
+	AgentBaseURL   string            `json:"agent_base_url,omitempty"`
 	CustomRunner   *api.CustomRunner `json:"custom_runner,omitempty"`
 	EnabledSkills  []string          `json:"enabled_skills"`
 	MCPServers     []api.MCPServer   `json:"mcp_servers,omitempty"`
@@ -243,7 +244,8 @@ type boxView struct {
 	GitUserEmail   string            `json:"git_user_email,omitempty"`
 	InputTokens    int64             `json:"total_input_tokens"`
 	OutputTokens   int64             `json:"total_output_tokens"`
-	Prompts        int64             `json:"total_prompts"`
+	Prompts        int64             `json:"total_prompts" doc:"runs of the agent; the tokens are as its harness reported them"`
+	SessionID      history.Text      `json:"session_id,omitempty" doc:"the agent's last conversation"`
 	CPUNs          int64             `json:"total_cpu_ns" doc:"CPU time used by the box; a paused or idle box uses none"`
 	Usage          usageView         `json:"usage"`
 	ComputeCost    float64           `json:"total_compute_cost_usd"`
@@ -261,9 +263,10 @@ func viewBox(b api.Box) boxView {
 		KeepAlive: b.KeepAlive, Status: b.Status, Error: b.Error, Progress: b.Progress, Ephemeral: b.Ephemeral, ExpiresAt: max(b.ExpiresAt.Unix(), 0),
 		NetworkPolicy: b.Policy.Spec, PolicyVersion: b.Policy.Version, NamedPolicy: b.Policy.Named,
 		Attached: b.Attached, Sources: b.Source.Addrs(), Limits: b.EffectiveLimits.Map(),
-		Model: b.Hosted.Model, Agent: b.Hosted.Agent, CustomRunner: b.Hosted.CustomRunner,
+		Model: b.Hosted.Model, Agent: b.Hosted.Agent, AgentBaseURL: b.Hosted.BaseURL, CustomRunner: b.Hosted.CustomRunner,
 		EnabledSkills: orEmpty(b.Hosted.Skills), MCPServers: b.Hosted.MCPServers,
 		GitUserName: b.Hosted.GitUserName, GitUserEmail: b.Hosted.GitUserEmail,
+		InputTokens: b.Hosted.Totals.InputTokens, OutputTokens: b.Hosted.Totals.OutputTokens, Prompts: b.Hosted.Totals.Prompts, SessionID: history.Text(b.Hosted.Session),
 		CPUNs: b.Usage.CPU.Nanoseconds(), Usage: viewUsage(b.Usage), LastActivityAt: max(b.LastActivity.Unix(), 0),
 		CreatedBy: b.CreatedBy, CreatedAt: max(b.CreatedAt.Unix(), 0), UpdatedAt: max(b.UpdatedAt.Unix(), 0), Warnings: problem.Views(b.Warnings),
 	}

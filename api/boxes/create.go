@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"boxgate/agents"
 	"boxgate/api"
 	"boxgate/api/access"
 	"boxgate/api/change"
@@ -34,15 +35,16 @@ type createBody struct {
 	Sources       []string          `json:"source_addresses,omitempty" doc:"host addresses from network.sources that the box's traffic leaves from: one IPv4 address, one IPv6 address, or both; only for admin keys"`
 	Limits        spec.Limits       `json:"limits,omitempty" doc:"limits of the box, where they differ from the configuration (docs/limits.md); keys without the role admin may only lower them"`
 	NetworkPolicy spec.Policy       `json:"network_policy,omitempty" doc:"a policy of this API, one in the dialect of Vercel Sandbox, or {named} with the name of a named policy; absent: the gateway's policy.default, which is allow-all unless the operator has changed it"`
-	Model         string            `json:"model,omitempty"`
-	Agent         string            `json:"agent,omitempty"`
-	AgentAPIKey   string            `json:"agent_api_key,omitempty" doc:"never returned"`
+	Model         string            `json:"model,omitempty" doc:"with a built-in harness: provider/model" example:"anthropic/claude-sonnet-4-5"`
+	Agent         string            `json:"agent,omitempty" doc:"harness: claude-code, codex or opencode, which are built in, or custom"`
+	AgentAPIKey   string            `json:"agent_api_key,omitempty" doc:"of a built-in harness: becomes a header rule for the host of its model; never returned. Absent, UPSTASH_KEY or STORED_KEY: the header rules of all boxes have it"`
+	AgentBaseURL  string            `json:"agent_base_url,omitempty" doc:"server of the model, if it is not the provider's own; absent: the variable ANTHROPIC_BASE_URL (claude-code) or OPENAI_BASE_URL (codex) of env_vars" format:"uri"`
 	CustomRunner  *api.CustomRunner `json:"custom_runner,omitempty"`
 	GitHubToken   string            `json:"github_token,omitempty" doc:"becomes header rules for github.com and api.github.com, unless attach_headers contains rules for them; never returned"`
 	GitUserName   string            `json:"git_user_name,omitempty" doc:"name for commits; absent: Upstash Box"`
 	GitUserEmail  string            `json:"git_user_email,omitempty" doc:"address for commits; absent: box@upstash.com"`
-	Skills        []string          `json:"skills,omitempty"`
-	MCPServers    []mcpBody         `json:"mcp_servers,omitempty"`
+	Skills        []string          `json:"skills,omitempty" doc:"installed from GitHub by the box, whose policy must allow github.com"`
+	MCPServers    []mcpBody         `json:"mcp_servers,omitempty" doc:"written to the configuration of the harnesses; at most 32"`
 	Browser       bool              `json:"browser,omitempty" doc:"true is refused: this gateway has no browser API"`
 }
 
@@ -52,7 +54,7 @@ type mcpBody struct {
 	Source       string            `json:"source" enum:"npm url"`
 	PackageOrURL string            `json:"package_or_url"`
 	Args         []string          `json:"args,omitempty"`
-	Headers      map[string]string `json:"headers,omitempty" doc:"values are never returned"`
+	Headers      map[string]string `json:"headers,omitempty" doc:"become header rules for the host of the URL; values are never returned"`
 }
 
 // MaxTTL is the maximum and default lifetime of an ephemeral box.
@@ -94,10 +96,10 @@ func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, er
 	}
 	req.Env = spec.Environment(&p, "/env_vars", b.EnvVars)
 	req.LimitChange = b.Limits.Change(&p, "/limits")
+	req.Hosted, req.HostedSecrets = b.hosted(&p)
 	if err := b.network(&req, hasSecret, &p); err != nil {
 		return api.CreateRequest{}, err
 	}
-	req.Hosted, req.HostedSecrets = b.hosted(&p)
 	return req, p.Err()
 }
 
@@ -124,6 +126,7 @@ func (b *createBody) network(req *api.CreateRequest, hasSecret func(string) bool
 		}
 	}
 	req.Headers = append(req.Headers, fromPolicy...)
+	req.Headers = append(req.Headers, b.agentKeys(p, req.Hosted).Rules(req.Headers)...)
 	req.Headers = spec.WithGitHub(p, "/github_token", b.GitHubToken, req.Headers)
 	if n := policy.CountHosts(req.Headers); n > policy.MaxHeaderHosts {
 		p.Add("/attach_headers", "with those of network_policy there are %d hosts; the limit is %d", n, policy.MaxHeaderHosts)
@@ -182,7 +185,9 @@ func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]name.Secret
 			secrets[pointer] = name.NewSecret(value)
 		}
 	}
-	keep("/agent_api_key", b.AgentAPIKey)
+	if !agents.IsBuiltIn(b.Agent) {
+		keep("/agent_api_key", b.AgentAPIKey)
+	}
 	for pointer, text := range map[string]string{"/model": b.Model, "/agent": b.Agent, "/git_user_name": b.GitUserName, "/git_user_email": b.GitUserEmail} {
 		spec.Text(p, pointer, text, 256, false)
 	}
@@ -198,21 +203,41 @@ func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]name.Secret
 			p.Add("/skills/"+strconv.Itoa(i), "this skill is given twice")
 		}
 	}
-	h := api.Hosted{Model: b.Model, Agent: b.Agent, CustomRunner: b.CustomRunner, Skills: b.Skills, GitUserName: b.GitUserName, GitUserEmail: b.GitUserEmail}
-	for i, m := range b.MCPServers {
-		at := "/mcp_servers/" + strconv.Itoa(i)
-		if m.Source != "npm" && m.Source != "url" {
-			p.Add(at+"/source", "must be npm or url")
-		}
+	h := api.Hosted{Model: b.Model, Agent: b.Agent, BaseURL: b.baseURL(p), CustomRunner: b.CustomRunner, Skills: b.Skills, GitUserName: b.GitUserName, GitUserEmail: b.GitUserEmail}
+	for _, m := range b.MCPServers {
 		server := api.MCPServer{Name: m.Name, Source: m.Source, PackageOrURL: m.PackageOrURL, Args: m.Args}
-		for name, value := range m.Headers {
-			server.HeaderNames = append(server.HeaderNames, name)
-			keep(at+"/headers/"+problem.EscapeKey(name), value)
-		}
-		slices.Sort(server.HeaderNames)
+		server.HeaderNames = slices.Sorted(maps.Keys(m.Headers))
 		h.MCPServers = append(h.MCPServers, server)
 	}
+	agents.CheckServers(p, h.MCPServers)
 	return h, secrets
+}
+
+// baseURL returns the server of the agent's model, if it is given, in its field or in the variable of the harness.
+func (b *createBody) baseURL(p *problem.List) string {
+	base, variable := agents.BaseURLIn(b.Agent, b.EnvVars)
+	switch {
+	case b.AgentBaseURL != "":
+		agents.CheckURL(p, "/agent_base_url", b.AgentBaseURL)
+		return b.AgentBaseURL
+	case base != "" && b.AgentAPIKey != "":
+		agents.CheckURL(p, "/env_vars/"+variable, base)
+	}
+	return base
+}
+
+// agentKeys returns the keys of the model and of the MCP servers, which become header rules.
+func (b *createBody) agentKeys(p *problem.List, h api.Hosted) *agents.Keys {
+	keys := agents.NewKeys(p)
+	if agents.IsBuiltIn(b.Agent) {
+		keys.SetModel("/agent_api_key", h, b.AgentAPIKey)
+	}
+	for i, m := range b.MCPServers {
+		for name, value := range m.Headers {
+			keys.Set("/mcp_servers/"+strconv.Itoa(i)+"/headers/"+problem.EscapeKey(name), agents.HostOf(m.PackageOrURL), name, value)
+		}
+	}
+	return keys
 }
 
 // createBox handles POST /v2/box.

@@ -54,6 +54,7 @@ type (
 type parser struct {
 	emit  func(name string, data []byte) // called with checked JSON on one line
 	kill  func(error)                    // kills the harness
+	check func(string) (string, error)   // returns the answer in its final form, or why it is no answer; nil: any text is one
 	onEnd func()                         // called once the harness has reported the end of the run
 
 	written int
@@ -61,10 +62,13 @@ type parser struct {
 	name    string
 	data    []byte
 	text    strings.Builder
-	dropped int  // malformed events
-	closed  bool // further output is ignored
+	before  history.Answer // of an earlier attempt, whose tokens are counted too
+	dropped int            // malformed events
+	closed  bool           // further output is ignored
+	ended   bool           // the harness has ended
 	answer  *history.Answer
 	problem string // message of an "error" event
+	unfit   error  // why the output is no answer
 	refused error  // why the harness was killed; nil if it was not
 }
 
@@ -185,14 +189,27 @@ func (p *parser) endRun() {
 
 func (p *parser) answerWith(d doneData) {
 	d.TotalCostUSD = 0
-	d.InputTokens, d.OutputTokens, d.CachedTokens = max(0, d.InputTokens), max(0, d.OutputTokens), max(0, d.CachedTokens)
+	d.InputTokens, d.OutputTokens, d.CachedTokens = sum(d.InputTokens, p.before.InputTokens), sum(d.OutputTokens, p.before.OutputTokens), sum(d.CachedTokens, p.before.CachedTokens)
 	d.SessionID = cleanLine(d.SessionID, 256)
+	if p.check != nil {
+		d.Output, p.unfit = p.check(d.Output)
+	}
 	p.answer = &history.Answer{Output: d.Output, SessionID: d.SessionID, InputTokens: d.InputTokens, OutputTokens: d.OutputTokens, CachedTokens: d.CachedTokens}
+	if p.unfit != nil {
+		p.endRun()
+		return
+	}
 	if quoted, err := json.Marshal(d); err == nil {
 		p.emit("done", stream.EscapeControls(quoted))
 	}
 	p.endRun()
 }
+
+// maxTokens bounds the number of tokens that a box can claim.
+const maxTokens = 1 << 50
+
+// sum adds a number of tokens that a box claims to an earlier sum.
+func sum(claimed, before int64) int64 { return min(min(max(0, claimed), maxTokens)+before, maxTokens) }
 
 // cleanLine reduces a box's text to one line of bounded length.
 func cleanLine(text string, most int) string {

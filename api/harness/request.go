@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -13,9 +14,12 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
+	"boxgate/agents"
 	"boxgate/api"
+	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/api/schema"
 	"boxgate/api/strict"
 	"boxgate/quota"
 )
@@ -48,6 +52,9 @@ type freeForm struct{ json.RawMessage }
 // FreeForm marks the type as any object in the OpenAPI document.
 func (freeForm) FreeForm() {}
 
+// ErrNone refuses runs of agents in a box that has none.
+var ErrNone = api.Errorf(api.ErrNotSupported, "the box has no agent: create it with one of the built-in agents (claude-code, codex, opencode) or with a custom harness, or run the agent's own command with exec or exec-stream")
+
 // defaultModel is the model of a box without a configured model.
 const defaultModel = "custom"
 
@@ -57,6 +64,9 @@ type job struct {
 	body    runBody
 	request api.ExecRequest
 	timeout time.Duration
+	model   string
+	schema  *schema.Schema // of the answer; nil: any text
+	answer  history.Answer // after the run
 }
 
 // read parses a request for a run.
@@ -72,32 +82,45 @@ func (e *Endpoints) read(w http.ResponseWriter, r *http.Request) (*job, error) {
 	if err := j.body.check(); err != nil {
 		return nil, err
 	}
-	runner := box.Hosted.CustomRunner
-	if runner == nil {
-		return nil, api.Errorf(api.ErrNotSupported, "this gateway has no built-in agents; run the agent's command in the box with exec or exec-stream, or create the box with a custom harness")
+	if agents.RunnerOf(box.Hosted) == nil {
+		return nil, ErrNone
+	}
+	if text := j.body.JSONSchema.RawMessage; len(text) > 0 {
+		if j.schema, err = schema.Parse(text); err != nil {
+			return nil, problem.Invalid("/json_schema", "%v", err)
+		}
 	}
 	if j.body.Timeout != nil {
 		j.timeout = time.Duration(*j.body.Timeout) * time.Millisecond
 	}
-	j.request = api.ExecRequest{Command: j.command(runner, e.History.LastSession(box.ID)), Dir: j.body.dir(), Env: j.body.environment()}
+	j.prepare("")
 	return j, nil
 }
 
-// command returns the command line of the protocol.
-func (j *job) command(runner *api.CustomRunner, session string) []string {
+// prepare completes a job whose box has a harness. model is the model of the run; "": the box's.
+func (j *job) prepare(model string) {
+	h := j.box.Hosted
+	j.model = cmp.Or(model, h.Model, defaultModel)
+	j.request = api.ExecRequest{Dir: j.body.dir(), Env: j.body.environment()}
+	if !agents.IsBuiltIn(h.Agent) {
+		return
+	}
+	h.Model = j.model
+	j.request.Env["BOXGATE_AGENT_MODEL"] = j.model
+	if target, _ := agents.TargetOf(h); target.BaseURL != "" {
+		j.request.Env["BOXGATE_AGENT_BASE_URL"] = target.BaseURL
+	}
+}
+
+// command returns the command line of the protocol. session is the conversation to continue; "": a new one.
+func (j *job) command(prompt, session string) []string {
+	runner := agents.RunnerOf(j.box.Hosted)
 	argv := append([]string{runner.Command}, runner.Args...)
-	argv = append(argv, "-p", j.body.Prompt, "--model", j.model(), "--stream")
+	argv = append(argv, "-p", prompt, "--model", j.model, "--stream")
 	if session != "" {
 		argv = append(argv, "--session", session)
 	}
 	return argv
-}
-
-func (j *job) model() string {
-	if j.box.Hosted.Model == "" {
-		return defaultModel
-	}
-	return j.box.Hosted.Model
 }
 
 func (b *runBody) check() error {

@@ -22,7 +22,16 @@ import (
 type hostile struct {
 	harness func(ctx context.Context, out io.Writer) error
 	rm      func(ctx context.Context)
+	hosted  api.Hosted
 	end     chan struct{} // closed to end programs that still run
+}
+
+// Configure implements [Settings].
+func (h *hostile) Configure(_ context.Context, _ policy.BoxID, change func(*api.Configuration) error) (api.Box, error) {
+	c := api.Configuration{Hosted: h.hosted}
+	err := change(&c)
+	h.hosted = c.Hosted
+	return api.Box{}, err
 }
 
 // runUntilKilled is a program that runs until it is killed.
@@ -73,8 +82,8 @@ func (l *listener) cutShort() {
 func runHarness(t *testing.T, h *hostile, l *listener, files bool, cancelled time.Duration) (string, history.RunDetail, error) {
 	t.Helper()
 	h.end = make(chan struct{})
-	e := &Endpoints{Commands: h, History: history.New(nil)}
-	j := &job{box: api.Box{ID: "box1"}, request: api.ExecRequest{Command: []string{"harness"}, Env: map[string]string{}}}
+	e := &Endpoints{Runner: Runner{Commands: h, Settings: h, History: history.New(nil)}}
+	j := &job{box: api.Box{ID: "box1", Hosted: api.Hosted{CustomRunner: &api.CustomRunner{Command: "harness"}}}, request: api.ExecRequest{Env: map[string]string{}}}
 	if files {
 		j.body.Files = []fileBody{{Data: "eA=="}}
 	}

@@ -19,6 +19,38 @@ const (
 	webhookPause = 5 * time.Second
 )
 
+// webhookPayload is the body of a webhook, in the SDK's format.
+type webhookPayload struct {
+	BoxID    policy.BoxID    `json:"box_id"`
+	Status   string          `json:"status"`
+	RunID    string          `json:"run_id"`
+	Output   history.Text    `json:"output,omitempty"`
+	Metadata webhookMetadata `json:"metadata"`
+	Error    history.Text    `json:"error,omitempty"`
+}
+
+// webhookMetadata has details of a run.
+type webhookMetadata struct {
+	InputTokens  int64        `json:"input_tokens"`
+	OutputTokens int64        `json:"output_tokens"`
+	CachedTokens int64        `json:"cached_input_tokens"`
+	SessionID    history.Text `json:"session_id,omitempty"`
+	Model        string       `json:"model,omitempty"`
+	DurationMS   int64        `json:"duration_ms"`
+}
+
+// payloadOf describes an ended run. The SDK's type knows two results: a cancelled run is a failed one.
+func payloadOf(view history.RunDetail) webhookPayload {
+	status := "completed"
+	if view.Status != status {
+		status = "failed"
+	}
+	return webhookPayload{
+		BoxID: view.BoxID, Status: status, RunID: view.ID, Output: view.Output, Error: view.ErrorMessage,
+		Metadata: webhookMetadata{view.InputTokens, view.OutputTokens, view.CachedTokens, view.SessionID, view.Model, view.DurationMS},
+	}
+}
+
 // notify sends an ended run to its webhook, if there is one.
 func (e *Endpoints) notify(j *job, run *history.Run) {
 	hook := j.body.Webhook
@@ -47,7 +79,7 @@ func (e *Endpoints) send(ctx context.Context, box policy.BoxID, hook webhookBody
 	defer client.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(ctx, webhookMost)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, hook.URL, bytes.NewReader(mustMarshal(view)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, hook.URL, bytes.NewReader(mustMarshal(payloadOf(view))))
 	if err != nil {
 		return err
 	}

@@ -256,20 +256,6 @@ func (h *History) Find(box policy.BoxID, id string) (RunDetail, bool) {
 	return d, true
 }
 
-// LastSession returns the conversation of the latest run of an agent in the box, or "".
-func (h *History) LastSession(box policy.BoxID) string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if b := h.boxes[box]; b != nil {
-		for _, r := range slices.Backward(b.runs) {
-			if r.view.SessionID != "" {
-				return string(r.view.SessionID)
-			}
-		}
-	}
-	return ""
-}
-
 func (h *History) findLocked(box policy.BoxID, id string) *Run {
 	b := h.boxes[box]
 	if b == nil {

@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,12 +31,16 @@ func TestCreateIsKeptAndReadBack(t *testing.T) {
 	if req.Name != "web-1" || req.Size != "medium" || req.InitCommand != "npm start" || !req.KeepAlive || req.Env["TOKEN"].Reveal() != "sk-env" {
 		t.Errorf("request: %+v", req)
 	}
-	if req.Policy.Mode != policy.ModeCustom || req.Policy.AllowedDomains[0] != "api.example.com" || len(req.Headers) != 4 {
+	if req.Policy.Mode != policy.ModeCustom || req.Policy.AllowedDomains[0] != "api.example.com" || len(req.Headers) != 6 {
 		t.Errorf("policy %+v, %d header rules", req.Policy, len(req.Headers))
 	}
-	for pointer, value := range map[string]string{"/agent_api_key": "sk-agent", "/mcp_servers/0/headers/Authorization": "sk-mcp"} {
-		if req.HostedSecrets[pointer].Reveal() != value {
-			t.Errorf("%s did not reach the host", pointer)
+	for host, want := range map[string]string{"api.anthropic.com": "sk-agent", "mcp.example": "sk-mcp"} { // they become header rules
+		i := slices.IndexFunc(req.Headers, func(r policy.HeaderRule) bool { return r.Pattern.String() == host })
+		if i < 0 || len(req.HostedSecrets) > 0 {
+			t.Fatalf("%s: %v, %d secrets beside the rules", host, req.Headers, len(req.HostedSecrets))
+		}
+		if set := header.Of(req.Headers[i].Effects); len(set) != 1 || set[0].Literal.Reveal() != want {
+			t.Errorf("%s: %+v", host, req.Headers[i].Effects)
 		}
 	}
 	for _, path := range []string{"/v2/box/" + id, "/v2/box/web-1"} {

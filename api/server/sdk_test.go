@@ -127,7 +127,7 @@ func checkSDK(t *testing.T, f *fixture, out []byte) {
 	if s := string(seen["refusal"]); !strings.Contains(s, `"ours":true,"code":422`) || !strings.Contains(s, "/allowed_domains/0") {
 		t.Errorf("refusal: %s", s)
 	}
-	if s := string(seen["agent"]); !strings.Contains(s, `"code":501`) || !strings.Contains(s, "has no built-in agents") {
+	if s := string(seen["agent"]); !strings.Contains(s, "/usr/lib/boxgate/agents/claude-code cannot be started") {
 		t.Errorf("agent: %s", s)
 	}
 	if s := string(seen["logs"]); !strings.Contains(s, "box created") || !strings.Contains(s, "exit 3") {

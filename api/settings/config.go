@@ -19,15 +19,6 @@ type labelsView struct {
 	Labels  []string `json:"labels" doc:"all labels of the box"`
 }
 
-type modelBody struct {
-	Model string `json:"model"`
-}
-
-type modelView struct {
-	Message string `json:"message"`
-	Model   string `json:"model"`
-}
-
 type runnerBody struct {
 	CustomRunner *api.CustomRunner `json:"custom_runner"`
 }
@@ -94,30 +85,6 @@ func (e *Endpoints) removeLabel(_ http.ResponseWriter, r *http.Request) (rest.Re
 	return rest.Reply{Body: labelsView{"Label removed", emptied(box.Labels)}, Change: changed(box, "label_removed", label)}, nil
 }
 
-func (e *Endpoints) putModel(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	var body modelBody
-	if err := e.Bodies.Decode(w, r, &body); err != nil {
-		return rest.Reply{}, err
-	}
-	var p problem.List
-	spec.Model(&p, "/model", body.Model)
-	if body.Model == "" {
-		p.Add("/model", "is required")
-	}
-	if err := p.Err(); err != nil {
-		return rest.Reply{}, err
-	}
-	box, err := e.configure(r, func(c *api.Configuration) error {
-		c.Hosted.Model = body.Model
-		return nil
-	})
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	e.History.Log(box.ID, "info", "user", "model %s configured", body.Model)
-	return rest.Reply{Body: modelView{"Model updated", body.Model}, Change: changed(box, "model", body.Model)}, nil
-}
-
 func (e *Endpoints) putRunner(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body runnerBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
@@ -179,6 +146,7 @@ func (e *Endpoints) removeSkill(_ http.ResponseWriter, r *http.Request) (rest.Re
 		skill += "/" + name
 	}
 	box, err := e.configure(r, func(c *api.Configuration) error {
+		c.Hosted.SkillsRemoved = true
 		return remove(&c.Hosted.Skills, skill, "skill")
 	})
 	if err != nil {

@@ -47,6 +47,15 @@ type Rules interface {
 	SetLimits(ctx context.Context, id policy.BoxID, change func(api.BoxLimits) (api.BoxLimits, error)) (api.Box, error)
 }
 
+// Headers changes the header rules of a box.
+type Headers interface {
+	// Headers returns the header rules of a box.
+	Headers(ctx context.Context, id policy.BoxID) (api.HeaderState, error)
+	// SetHeaders replaces the header rules of a box, and returns once they apply. If ifMatch is not the version in force, the
+	// error is [api.ErrPrecondition].
+	SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error)
+}
+
 // Boxes finds the boxes.
 type Boxes interface {
 	rest.Finder
@@ -59,6 +68,7 @@ type Endpoints struct {
 	Boxes   Boxes
 	Host    Host
 	Rules   Rules
+	Headers Headers
 	History *history.History
 	Bodies  strict.Bodies
 }
@@ -75,10 +85,10 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "PUT", Path: "/v2/box/{id}/config/source-addresses", ID: "setSource", Summary: "Replace the host addresses that a box's traffic leaves from; open connections are cut", Request: reflect.TypeFor[sourceBody](), Example: `{"source_addresses":["203.0.113.7","2001:db8::7"]}`, Response: reflect.TypeFor[sourceView](), Handle: e.putSource},
 		{Method: "GET", Path: "/v2/box/{id}/config/limits", ID: "getLimits", Summary: "The limits of a box", Response: reflect.TypeFor[limitsView](), Handle: e.getLimits},
 		{Method: "PATCH", Path: "/v2/box/{id}/config/limits", ID: "changeLimits", Summary: "Change the limits of a box; keys without the role admin may only lower them", Request: reflect.TypeFor[limitsBody](), Example: `{"limits":{"connections":100,"send_bytes_per_second":1048576}}`, Response: reflect.TypeFor[limitsView](), Handle: e.changeLimits},
-		{Method: "PUT", Path: "/v2/box/{id}/config/model", ID: "setModel", Summary: "Replace the model of a box; it is only stored and returned", Request: reflect.TypeFor[modelBody](), Example: `{"model":"anthropic/claude-sonnet-4-5"}`, Response: reflect.TypeFor[modelView](), Handle: e.putModel},
+		{Method: "PUT", Path: "/v2/box/{id}/config/model", ID: "setModel", Summary: "Replace the model of a box, and if given its harness, the server and the key of the model", Request: reflect.TypeFor[modelBody](), Example: `{"model":"anthropic/claude-sonnet-4-5"}`, Response: reflect.TypeFor[modelView](), Handle: e.putModel},
 		{Method: "PUT", Path: "/v2/box/{id}/config/custom-runner", ID: "setCustomRunner", Summary: "Replace the custom harness of a box", Request: reflect.TypeFor[runnerBody](), Example: `{"custom_runner":{"command":"node","args":["/workspace/home/harness.mjs"],"protocol":"box-sse-v1"}}`, Response: reflect.TypeFor[runnerView](), Handle: e.putRunner},
-		{Method: "POST", Path: "/v2/box/{id}/config/skills", ID: "addSkill", Summary: "Add a skill to a box; it is only stored and returned", Request: reflect.TypeFor[skillBody](), Example: `{"skill_id":"owner/repository/skill"}`, Response: reflect.TypeFor[skillsView](), Handle: e.addSkill},
-		{Method: "DELETE", Path: "/v2/box/{id}/config/skills/{owner}/{repository}", ID: "removeRepository", Summary: "Remove a skill that is a whole repository from a box", Response: reflect.TypeFor[skillsView](), Handle: e.removeSkill},
+		{Method: "POST", Path: "/v2/box/{id}/config/skills", ID: "addSkill", Summary: "Add a skill to a box; it is installed before the next run of the agent", Request: reflect.TypeFor[skillBody](), Example: `{"skill_id":"owner/repository/skill"}`, Response: reflect.TypeFor[skillsView](), Handle: e.addSkill},
+		{Method: "DELETE", Path: "/v2/box/{id}/config/skills/{owner}/{repository}", ID: "removeRepository", Summary: "Remove a skill that is a whole repository from a box; its files are removed before the next run of the agent", Response: reflect.TypeFor[skillsView](), Handle: e.removeSkill},
 		{Method: "DELETE", Path: "/v2/box/{id}/config/skills/{owner}/{repository}/{skill}", ID: "removeSkill", Summary: "Remove a skill from a box", Response: reflect.TypeFor[skillsView](), Handle: e.removeSkill},
 	}
 }

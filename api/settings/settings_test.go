@@ -24,7 +24,7 @@ type fixture struct {
 func serve(t *testing.T) *fixture {
 	t.Helper()
 	f := &fixture{host: apitest.NewHost(t), history: history.New(nil)}
-	f.Served = apitest.Serve(t, f.host, (&settings.Endpoints{Boxes: f.host, Host: f.host, Rules: f.host, History: f.history, Bodies: apitest.Bodies}).Routes())
+	f.Served = apitest.Serve(t, f.host, (&settings.Endpoints{Boxes: f.host, Host: f.host, Rules: f.host, Headers: f.host, History: f.history, Bodies: apitest.Bodies}).Routes())
 	return f
 }
 

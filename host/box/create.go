@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/agents"
 	"boxgate/api"
 	"boxgate/host/change"
 	"boxgate/host/state"
@@ -31,6 +32,10 @@ func (l *Service) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box
 		return api.Box{}, errAttachOnly
 	}
 	if err := l.holdings.CheckSpace(leastSpace); err != nil {
+		return api.Box{}, err
+	}
+	files, err := agents.Files(req.Hosted.MCPServers) // those of a snapshot are in its files
+	if err != nil {
 		return api.Box{}, err
 	}
 	from, err := l.originOf(ctx, &req)
@@ -54,7 +59,7 @@ func (l *Service) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box
 		return api.Box{}, err
 	}
 	making, cancel := context.WithTimeout(context.WithoutCancel(ctx), creationTimeout)
-	m := &creation{Service: l, box: b, result: make(chan error, 1)}
+	m := &creation{Service: l, box: b, files: files, result: make(chan error, 1)}
 	go func() {
 		defer cancel()
 		m.result <- change.Contain(l.log, func() error { return m.run(making) }, zap.String("box", string(b.ID)))
@@ -194,6 +199,7 @@ const creationTimeout = time.Hour
 type creation struct {
 	*Service
 	box      *state.Box
+	files    []agents.File
 	result   chan error // receives the result
 	promised bool       // the caller was answered before the box was complete; guarded by the box's lock
 }
@@ -203,7 +209,7 @@ func (m *creation) run(ctx context.Context) error {
 	b := m.box
 	defer b.Unlock()
 	defer b.BeginStateChange()()
-	err := m.provision(ctx, &provisioning{box: b}, launchSteps)
+	err := m.provision(ctx, &provisioning{box: b, files: m.files, note: m.noteIn(b.ID)}, launchSteps)
 	switch {
 	case err == nil:
 		m.usage.Watch(b)
@@ -251,7 +257,7 @@ func (m *creation) finish(err error) (api.Box, error) {
 	}
 	m.box.Lock()
 	defer m.box.Unlock()
-	return m.box.ViewWithWarnings(), nil
+	return m.withAgentWarnings(m.box.ViewWithWarnings()), nil
 }
 
 // promiseBox stores that the box has been promised to the caller, so that it is kept even if it fails. ok is false if its
@@ -269,7 +275,7 @@ func (m *creation) promiseBox() (box api.Box, ok bool, err error) {
 		return api.Box{}, false, change.NotStored(m.log, "the state of the box could not be stored; its creation continues, but the box is removed if the gateway restarts", err)
 	}
 	b.Record, m.promised = record, true
-	return b.ViewWithWarnings(), true, nil
+	return m.withAgentWarnings(b.ViewWithWarnings()), true, nil
 }
 
 // imageOf returns the configured image for a runtime name of the API, after checking that this host can provide it.
@@ -296,7 +302,7 @@ func (l *Service) imageOf(ctx context.Context, runtime string) (string, error) {
 func (l *Service) originOf(ctx context.Context, req *api.CreateRequest) (origin, error) {
 	if req.Snapshot == "" {
 		image, err := l.imageOf(ctx, req.Runtime)
-		return origin{image: image}, err
+		return origin{image: l.imageFor(req, image)}, err
 	}
 	runtime := req.Runtime
 	from, err := l.snapshots.inherit(ctx, req)

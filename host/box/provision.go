@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/agents"
 	"boxgate/api"
 	"boxgate/certs"
 	"boxgate/host/boxdial"
@@ -85,6 +86,8 @@ type provisioning struct {
 	*Provisioner
 	box     *state.Box
 	foreign *os.File                         // the network namespace to attach; nil unless the box is being attached
+	files   []agents.File                    // for the home directory of a new box
+	note    func(format string, args ...any) // adds a warning to the log of a new box
 	running map[policy.BoxID]launcher.Status // containers launched by an earlier run; nil unless the box is being recovered
 
 	compiled *policy.Compiled
@@ -102,7 +105,7 @@ var (
 	launchSteps = []step{
 		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).ensureImage, // ensureImage releases the lock
 		(*provisioning).compile, (*provisioning).addAuthority, (*provisioning).makeNamespace, (*provisioning).makeReachable,
-		(*provisioning).connect, (*provisioning).awaitNetwork, (*provisioning).startProcess, (*provisioning).storeIdle,
+		(*provisioning).connect, (*provisioning).awaitNetwork, (*provisioning).startProcess, (*provisioning).installSkills, (*provisioning).storeIdle,
 	}
 	attachSteps = []step{
 		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).addAuthority, (*provisioning).pinNamespace,
@@ -300,9 +303,13 @@ func (p *provisioning) storeIdle(context.Context) error {
 
 func (p *provisioning) launchSpec() launcher.Spec {
 	r := p.box.Record
+	var files []launcher.HomeFile
+	for _, f := range p.files {
+		files = append(files, launcher.HomeFile(f))
+	}
 	return launcher.Spec{
 		ID: r.ID, Image: r.Image, Layers: r.Layers, Size: launcher.Size(r.Size), CA: p.ca.CertificatePEM(), Roots: p.roots,
-		Hostname: hostnameOf(r), Git: usage.GitIdentityOf(p.box.Hosted), DNS: p.dns, Agents: p.agents,
+		Hostname: hostnameOf(r), Git: usage.GitIdentityOf(p.box.Hosted), DNS: p.dns, Agents: p.agents, Files: files,
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/api/history"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 	"boxgate/store"
@@ -33,11 +34,12 @@ const (
 
 // Outcome is the result of a run.
 type Outcome struct {
-	Status    string // Completed or Failed
-	Error     string // why the run failed, other than by its exit code
-	Output    string // beginning of the command's output
-	Truncated bool   // the output was longer
-	ExitCode  *int   // nil if the command did not run
+	Status    string          // Completed or Failed
+	Error     string          // why the run failed, other than by its exit code
+	Output    string          // beginning of the command's output
+	Truncated bool            // the output was longer
+	ExitCode  *int            // nil if no command ran to its end
+	Answer    *history.Answer // of an agent
 }
 
 // Runner executes the runs. Safe for concurrent use.
@@ -269,7 +271,7 @@ func (d *Scheduler) finish(ctx context.Context, claimed store.Schedule, out Outc
 		defer d.contain(s)
 		d.Deliver(ctx, s, Payload{
 			BoxID: s.Box, Status: out.Status, RunID: claimed.Claimed, Output: out.Output, Error: out.Error,
-			Metadata: Metadata{ScheduleID: s.ID, ExitCode: out.ExitCode, Truncated: out.Truncated},
+			Metadata: metadataOf(s, out),
 		})
 	})
 }

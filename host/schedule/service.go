@@ -15,7 +15,9 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/agents"
 	"boxgate/api"
+	"boxgate/api/harness"
 	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/schedules"
@@ -37,6 +39,13 @@ type Commands interface {
 	Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error)
 }
 
+// Agents runs the agents of boxes.
+type Agents interface {
+	// Run runs the agent of a box as the given run of its history, and returns its answer. A box without an agent is
+	// [harness.ErrNone].
+	Run(ctx context.Context, box api.Box, run *history.Run, t harness.Task) (history.Answer, api.ExecResult, error)
+}
+
 // Authorities provides the interception CAs of boxes in PEM.
 type Authorities interface {
 	CA(ctx context.Context, id policy.BoxID) ([]byte, error)
@@ -48,6 +57,7 @@ type Config struct {
 	Store       store.Schedules
 	Boxes       *state.Table
 	Commands    Commands
+	Agents      Agents
 	History     *history.History
 	Authorities Authorities
 	Proxy       *proxy.Proxy
@@ -68,7 +78,7 @@ func New(c Config) (*Service, error) {
 	}
 	s := &Service{config: c}
 	webhooks := &Webhooks{Client: s.WebhookClient, Note: s.noteDelivery}
-	s.scheduler = &Scheduler{Log: c.Log, Store: c.Store, Runner: &runner{c.Commands, c.History}, Now: fault.Now, Deliver: webhooks.Deliver}
+	s.scheduler = &Scheduler{Log: c.Log, Store: c.Store, Runner: &runner{c.Boxes, c.Commands, c.Agents, c.History}, Now: fault.Now, Deliver: webhooks.Deliver}
 	return s, nil
 }
 
@@ -131,6 +141,9 @@ func (s *Service) AddSchedule(ctx context.Context, id policy.BoxID, spec schedul
 	}
 	if err := checkSchedule(spec); err != nil {
 		return schedules.Schedule{}, err
+	}
+	if spec.Type == schedules.TypePrompt && agents.RunnerOf(b.View().Hosted) == nil {
+		return schedules.Schedule{}, harness.ErrNone
 	}
 	done, err := s.config.Holdings.Reserve(ctx, quotas.Schedules, 1)
 	if err != nil {
@@ -235,15 +248,14 @@ const (
 	mostResult = 64 << 10  // maximum output in a webhook's payload, in bytes
 )
 
-// errNoAgent is the error of agent runs.
-var errNoAgent = api.Errorf(api.ErrNotSupported, "this gateway does not run agents; make a schedule of type exec with the agent's own command")
-
 // errStopped is the error of runs that were interrupted because the gateway stopped.
 var errStopped = api.Errorf(api.ErrUnavailable, "the gateway was stopped during the run")
 
-// runner runs schedules as ordinary commands, recorded in the history of the box.
+// runner runs schedules as ordinary commands and agents, recorded in the history of the box.
 type runner struct {
+	boxes    *state.Table
 	commands Commands
+	agents   Agents
 	history  *history.History
 }
 
@@ -255,7 +267,7 @@ func (r *runner) Run(ctx context.Context, s store.Schedule, claim func(string) e
 			return api.ExecResult{}, api.Errorf(api.ErrUnavailable, "the run did not begin: the schedule was changed, or could not be stored: %w", err)
 		}
 		if s.Type == schedules.TypePrompt {
-			return api.ExecResult{}, errNoAgent
+			return r.runAgent(ctx, s, run, &seen)
 		}
 		output := runOutput{&seen, func(b []byte) bool { return r.history.AppendOutput(run, b) }}
 		return r.commands.Exec(ctx, s.Box, api.ExecRequest{Command: s.Command, Dir: s.Folder}, output, output)
@@ -264,6 +276,17 @@ func (r *runner) Run(ctx context.Context, s store.Schedule, claim func(string) e
 		err = errStopped
 	}
 	return seen.outcome(res, err)
+}
+
+// runAgent runs the agent of a box. Its answer is the output of the run.
+func (r *runner) runAgent(ctx context.Context, s store.Schedule, run *history.Run, seen *result) (api.ExecResult, error) {
+	b, err := r.boxes.Find(s.Box)
+	if err != nil {
+		return api.ExecResult{}, err
+	}
+	answer, res, err := r.agents.Run(ctx, b.View(), run, harness.Task{Prompt: s.Prompt, Folder: s.Folder, Model: s.Model, Options: s.AgentOptions})
+	seen.set(answer)
+	return res, err
 }
 
 // Skip implements [Runner].
@@ -289,19 +312,32 @@ type result struct {
 	mu        sync.Mutex
 	output    []byte
 	truncated bool // the output was truncated
+	answer    *history.Answer
+}
+
+// set takes over the answer of an agent.
+func (r *result) set(answer history.Answer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.answer, r.output = &answer, []byte(answer.Output)
+	if r.truncated = len(r.output) > mostResult; r.truncated {
+		r.output = r.output[:mostResult]
+	}
 }
 
 // outcome returns the outcome of a run, with the error in the API's wording.
 func (r *result) outcome(res api.ExecResult, err error) Outcome {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := Outcome{Status: Failed, Output: strings.ToValidUTF8(string(r.output), "\uFFFD"), Truncated: r.truncated}
+	out := Outcome{Status: Failed, Output: strings.ToValidUTF8(string(r.output), "\uFFFD"), Truncated: r.truncated, Answer: r.answer}
 	if err != nil {
 		_, body := problem.StatusOf(err)
 		out.Error = body.Error
 		return out
 	}
-	out.ExitCode = &res.ExitCode
+	if r.answer == nil {
+		out.ExitCode = &res.ExitCode
+	}
 	if res.ExitCode == 0 {
 		out.Status = Completed
 	}

@@ -40,6 +40,18 @@ type Metadata struct {
 	ScheduleID string `json:"schedule_id"`
 	ExitCode   *int   `json:"exit_code,omitempty"`
 	Truncated  bool   `json:"truncated,omitempty"` // the output is longer
+	// Of an agent, as its harness reported them.
+	InputTokens  *int64 `json:"input_tokens,omitempty"`
+	OutputTokens *int64 `json:"output_tokens,omitempty"`
+	CachedTokens *int64 `json:"cached_input_tokens,omitempty"`
+}
+
+func metadataOf(s store.Schedule, out Outcome) Metadata {
+	m := Metadata{ScheduleID: s.ID, ExitCode: out.ExitCode, Truncated: out.Truncated}
+	if a := out.Answer; a != nil {
+		m.InputTokens, m.OutputTokens, m.CachedTokens = &a.InputTokens, &a.OutputTokens, &a.CachedTokens
+	}
+	return m
 }
 
 // Webhooks delivers results. The requests leave the host, so they must be treated like traffic of the box: Client returns

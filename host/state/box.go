@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"boxgate/agents"
 	"boxgate/api"
 	"boxgate/host/idle"
 	"boxgate/host/sandboxns"
@@ -289,6 +290,11 @@ func (b *Box) environment() map[string]string {
 	env := make(map[string]string, len(b.env))
 	for name, value := range b.env {
 		env[name] = value.Reveal()
+	}
+	for name, value := range agents.Variables(b.Shown.Load().Hosted) { // a variable of the box's own stays
+		if _, given := env[name]; !given {
+			env[name] = value
+		}
 	}
 	maps.Copy(env, b.Policy.Load().Tokens())
 	return env

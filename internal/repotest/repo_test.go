@@ -56,6 +56,7 @@ observe/replay: policy audit observe
 boundary: policy
 boundary/endpoint: policy audit api api/problem api/strict boundary
 boundary/mcp: boundary
+agents: policy rule/header api api/problem
 audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network
@@ -124,7 +125,7 @@ api/apitest: policy audit api api/access api/files api/problem api/rest api/sche
 api/approvals: policy api api/apitest api/change api/history api/problem api/rest api/strict
 api/capture: policy api quota
 api/change: policy api api/rest policy/policytest
-api/boxes: policy api api/access api/change api/history api/problem api/rest api/spec api/strict
+api/boxes: policy agents api api/access api/change api/history api/problem api/rest api/spec api/strict
 api/egress: policy audit api api/apitest api/problem api/rest api/stream api/strict observe policy/learn
 api/har: policy audit api api/apitest api/problem api/rest api/stream api/strict internal/buildinfo internal/memory proxy/har quota
 api/doctor: policy api api/apitest api/problem api/rest api/strict doctor
@@ -132,7 +133,7 @@ api/exec: policy audit api api/capture api/history api/problem api/rest api/spec
 api/files: policy api api/capture api/problem api/rest api/strict
 api/gateway: policy api internal/buildinfo api/problem api/rest api/strict
 api/git: policy api api/capture api/history api/problem api/rest api/spec api/strict
-api/harness: policy api api/history api/problem api/rest api/stream api/strict quota
+api/harness: policy agents api api/history api/problem api/rest api/schema api/stream api/strict quota
 api/history: policy api api/problem api/stream quota
 api/keys: policy api api/problem api/rest api/strict quota
 api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
@@ -142,9 +143,10 @@ api/rest: policy api api/problem api/strict quota
 api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
 api/server: policy rule/header audit api api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
+api/schema:
 api/session: policy api api/history api/problem api/rest api/strict quota
 api/session/client: api
-api/settings: policy api api/apitest api/change api/history api/problem api/rest api/spec api/strict
+api/settings: policy agents api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
 api/snapshots: policy api api/history api/problem api/rest api/strict
 api/spec: policy policy/dialect rule rule/kinds api api/problem observe/replay policy/authority
 api/stream:
@@ -214,7 +216,7 @@ host/sandboxwatch: policy api host/sandboxns
 host/sandboxns: policy api firewall/namespace
 host/procwatch: policy host/sandboxns
 host/idle:
-host/box: policy api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/sandboxwatch host/sandboxns host/keys host/meter host/boxdial host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota remote selftest store store/history
+host/box: policy agents api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/sandboxwatch host/sandboxns host/keys host/meter host/boxdial host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota remote selftest store store/history
 host/har: policy api host/state proxy/har
 host/doctor: policy rule/legacytls rule/lenient api config doctor doctor/cause firewall/namespace host/box host/change host/rules host/state host/usage internal/required
 host/change: policy api internal/fault store store/history
@@ -232,16 +234,16 @@ host/meter: policy store
 host/boxdial: policy launcher/namespace
 host/records: api audit config internal/buildinfo quota store observe policy
 host/rules: policy policy/document rule/header api api/change api/rest audit boundary config firewall host/netns host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store observe/replay policy/authority observe store/history quota
-host/schedule: policy api api/history api/problem api/schedules host/change host/webhook host/keys host/state internal/fault internal/required proxy quota store
+host/schedule: policy api api/history api/problem api/schedules host/change host/webhook host/keys host/state internal/fault internal/required proxy quota store agents api/harness
 host/services: policy config firewall/namespace host/boxdial proxy/route
 host/share: config host/authlimit internal/memory preflight proxy quota
 host/snapshots: policy internal/fault launcher store
-host/state: policy api host/idle host/sandboxns launcher store
+host/state: policy agents api host/idle host/sandboxns launcher store
 host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
-host: ui ui/session policy policy/dialect api api/access api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote kube
+host: ui ui/session policy policy/dialect api api/access api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote kube api/harness
 ui: policy audit api api/access api/apitest api/server api/stream policy/authority ui/preview api/spec observe/replay
 ui/session: policy quota api api/access internal/openid
 ui/pages: policy policy/authority rule/kinds audit quota api api/rest api/spec ui/preview

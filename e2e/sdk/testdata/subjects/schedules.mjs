@@ -46,8 +46,11 @@ export default {
   "a wrong expression is refused": async ({ refused }, s) => {
     await refused(s.box.schedule.exec({ cron: "every day", command: ["true"] }), 422, /\/cron/);
   },
-  "an ephemeral box has schedules as well": async ({ ephemeral, assert }) => {
-    const box = await ephemeral({ ttl: 300 });
+  "an ephemeral box has schedules as well": async ({ keep, EphemeralBox, Box, refused, ephemeral, assert }, s) => {
+    await refused((await ephemeral({ ttl: 300 })).schedule.agent({ cron: "0 0 * * *", prompt: "x" }), 501, /the box has no agent/);
+    const snapshot = await s.box.snapshot({ name: "with an agent" });
+    const box = keep(await EphemeralBox.fromSnapshot(snapshot.id, { ttl: 300 }));
+    await Box.deleteSnapshots({ snapshotIds: snapshot.id });
     const made = await box.schedule.exec({ cron: "0 0 * * *", command: ["true"] });
     const agent = await box.schedule.agent({ cron: "0 0 * * *", prompt: "x" });
     assert.equal((await box.schedule.list()).length, 2);

@@ -1,0 +1,84 @@
+package agents
+
+import (
+	"errors"
+	"maps"
+	"net/http"
+	"slices"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/policy"
+	"boxgate/policy/document"
+	"boxgate/policy/name"
+)
+
+// Keys collects the header rules that carry the keys of an agent: of its model and of its MCP servers. Mistakes are added to a
+// list, without any value.
+type Keys struct {
+	problems *problem.List
+	fields   map[string]map[string]string // pattern → header field → value
+	at       map[string]string            // pattern → pointer to the first key for it
+}
+
+// NewKeys returns an empty collection whose mistakes are added to p.
+func NewKeys(p *problem.List) *Keys {
+	return &Keys{p, map[string]map[string]string{}, map[string]string{}}
+}
+
+// SetModel adds the key of the model at a pointer. Keys of [IsHostedKey] are ignored.
+func (k *Keys) SetModel(at string, h api.Hosted, key string) {
+	if key == "" || IsHostedKey(key) {
+		return
+	}
+	target, ok := TargetOf(h)
+	if !ok {
+		k.problems.Add("/model", "its provider is not known to %s: write it as provider/model with one of %v, or give agent_base_url", h.Agent, slices.Sorted(maps.Keys(providers)))
+		return
+	}
+	for field, prefix := range target.Fields {
+		k.Set(at, target.Host, field, prefix+key)
+	}
+}
+
+// Set adds the value of one header field in requests to a host; at is the pointer of the value.
+func (k *Keys) Set(at, host, field, value string) {
+	rules, err := policy.ParseHeaders(map[string]map[string]string{host: {field: value}})
+	if invalid, ok := errors.AsType[*document.InvalidError](err); ok {
+		k.problems.Add(at, "cannot be set in requests to %q: %s", problem.Clip(host), invalid.Problems[0].Message)
+		return
+	}
+	if err != nil {
+		k.problems.Add(at, "cannot be set in requests to %q", problem.Clip(host))
+		return
+	}
+	pattern, field := rules[0].Pattern.String(), http.CanonicalHeaderKey(field)
+	fields := k.fields[pattern]
+	if fields == nil {
+		fields = map[string]string{}
+		k.fields[pattern], k.at[pattern] = fields, at
+	}
+	if before, twice := fields[field]; twice && before != value {
+		k.problems.Add(at, "%s would have two values in requests to %s", field, pattern)
+		return
+	}
+	fields[field] = value
+}
+
+// withPort returns the pattern of a rule with its port, for comparisons.
+func withPort(r policy.HeaderRule) string { return r.Pattern.WithDefaultPort(name.HTTPSPort).String() }
+
+// Rules returns the rules. A host that has a rule among others is a mistake, since only one of the rules could apply.
+func (k *Keys) Rules(others []policy.HeaderRule) []policy.HeaderRule {
+	rules, err := policy.ParseHeaders(k.fields)
+	if err != nil { // each was parsed alone
+		k.problems.Add("", "the keys of the agent make no header rules")
+		return nil
+	}
+	for _, rule := range rules {
+		if slices.ContainsFunc(others, func(r policy.HeaderRule) bool { return withPort(r) == withPort(rule) }) {
+			k.problems.Add(k.at[rule.Pattern.String()], "there is a header rule for %s as well; give its headers in one place", rule.Pattern)
+		}
+	}
+	return rules
+}
