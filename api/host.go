@@ -148,8 +148,8 @@ type Configuration struct {
 // AgentCustom is the agent of a box that uses a custom harness.
 const AgentCustom = "custom"
 
-// Or returns h with its empty fields taken from other. The totals are h's, and of another harness or model neither the server nor
-// the conversation is taken.
+// Or returns h with its empty fields taken from other. The totals are h's. The conversation is taken if the harness is the same, and
+// the server if the model is too.
 func (h Hosted) Or(other Hosted) Hosted {
 	or := func(s, other []string) []string {
 		if s == nil {
@@ -157,8 +157,11 @@ func (h Hosted) Or(other Hosted) Hosted {
 		}
 		return s
 	}
+	if h.Agent == "" || h.Agent == other.Agent {
+		h.Session = cmp.Or(h.Session, other.Session)
+	}
 	if h.Agent == "" && h.Model == "" {
-		h.BaseURL, h.Session = cmp.Or(h.BaseURL, other.BaseURL), other.Session
+		h.BaseURL = cmp.Or(h.BaseURL, other.BaseURL)
 	}
 	h.Model, h.Agent = cmp.Or(h.Model, other.Model), cmp.Or(h.Agent, other.Agent)
 	h.CustomRunner, h.Skills = cmp.Or(h.CustomRunner, other.CustomRunner), or(h.Skills, other.Skills)

@@ -154,8 +154,12 @@ func (p *parser) dispatch() {
 	case "done":
 		p.done(data)
 	case "error":
-		var e errorData
+		var e struct {
+			errorData
+			doneData
+		}
 		_ = json.Unmarshal(data, &e)
+		p.answer = p.answerOf(&e.doneData)
 		p.problem = cmp.Or(cleanLine(e.Error, 4<<10), "the harness reported an error without a text")
 		p.endRun()
 	case "text":
@@ -187,14 +191,21 @@ func (p *parser) endRun() {
 	}
 }
 
-func (p *parser) answerWith(d doneData) {
+// answerOf returns the sums and the conversation of a claimed result, and bounds them in place.
+func (p *parser) answerOf(d *doneData) *history.Answer {
 	d.TotalCostUSD = 0
 	d.InputTokens, d.OutputTokens, d.CachedTokens = sum(d.InputTokens, p.before.InputTokens), sum(d.OutputTokens, p.before.OutputTokens), sum(d.CachedTokens, p.before.CachedTokens)
 	d.SessionID = cleanLine(d.SessionID, 256)
+	return &history.Answer{SessionID: d.SessionID, InputTokens: d.InputTokens, OutputTokens: d.OutputTokens, CachedTokens: d.CachedTokens}
+}
+
+// answerWith ends the run with a result.
+func (p *parser) answerWith(d doneData) {
+	p.answer = p.answerOf(&d)
 	if p.check != nil {
 		d.Output, p.unfit = p.check(d.Output)
 	}
-	p.answer = &history.Answer{Output: d.Output, SessionID: d.SessionID, InputTokens: d.InputTokens, OutputTokens: d.OutputTokens, CachedTokens: d.CachedTokens}
+	p.answer.Output = d.Output
 	if p.unfit != nil {
 		p.endRun()
 		return

@@ -79,10 +79,10 @@ func TestAttackWork(t *testing.T) {
 	t.Parallel()
 	var doubling strings.Builder
 	doubling.WriteString(`{"$ref":"#/$defs/d0","$defs":{`)
-	for i := range 60 {
+	for i := range 20 {
 		fmt.Fprintf(&doubling, `"d%d":{"anyOf":[{"$ref":"#/$defs/d%d"},{"$ref":"#/$defs/d%d"}]},`, i, i+1, i+1)
 	}
-	doubling.WriteString(`"d60":false}}`)
+	doubling.WriteString(`"d20":false}}`)
 	for name, tt := range map[string]struct{ schema, value string }{
 		"a loop":                 {`{"$ref":"#"}`, `1`},
 		"a loop of two":          {`{"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"}`, `1`},

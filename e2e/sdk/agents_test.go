@@ -46,7 +46,7 @@ const answer = await fetch(base + "/v1/messages", {
   }),
 });
 if (!answer.ok) {
-  emit("error", { error: "the model answered " + answer.status });
+  emit("error", { error: "the model answered " + answer.status, input_tokens: 3, session_id: value("--session") });
   process.exit(1);
 }
 const { text, usage } = await answer.json();

@@ -37,7 +37,8 @@ func (l *Service) imageFor(req *api.CreateRequest, found string) string {
 func (m *creation) withAgentWarnings(view api.Box) api.Box {
 	var ps document.Problems
 	h, c := view.Hosted, m.box.Policy.Load()
-	if agents.IsBuiltIn(h.Agent) && view.Runtime == "" && len(m.box.Record.Layers) == 0 && m.box.Record.Image != m.agentImage() {
+	r := m.box.Record
+	if agents.IsBuiltIn(h.Agent) && len(r.Layers) == 0 && r.Image != m.agentImage() && (r.Runtime == "" || r.Image == extendedImage) {
 		ps.Add("/agent", "the box has no %s: the image %s is not on this host. Run `gateway image build %s`, and create the box again", h.Agent, agents.Image, agents.Image)
 	}
 	if target, known := agents.TargetOf(h); known && c != nil {

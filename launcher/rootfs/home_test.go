@@ -57,6 +57,8 @@ func TestAttackLinksInTheHomeDirectory(t *testing.T) {
 	for name, prepare := range map[string]string{
 		"a link to a file":       "mkdir -p workspace/home; ln -s /etc/shadow workspace/home/.claude.json; ln -s ../../etc/shadow workspace/home/.b",
 		"a link to a directory":  "mkdir -p workspace/home; ln -s /etc workspace/home/.codex",
+		"a relative link":        "mkdir -p workspace/home; ln -s ../../etc workspace/home/.codex",
+		"a relative home":        "mkdir workspace; ln -s ../etc workspace/home",
 		"a home that is a link":  "mkdir workspace; ln -s /etc workspace/home",
 		"a workspace, too":       "ln -s /etc workspace; mkdir etc/home",
 		"a link that leads out":  "mkdir -p workspace/home; ln -s ../../../../../../../../etc workspace/home/.codex",

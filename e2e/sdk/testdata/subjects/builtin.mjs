@@ -58,6 +58,8 @@ export default {
   },
   "an error of the model is the error of the run": async ({ assert }, s) => {
     await assert.rejects(s.box.agent.run({ prompt: "overloaded" }), /the model answered 529/);
+    const failed = (await s.box.listRuns())[0];
+    assert.deepEqual([failed.status, failed.error_message, failed.input_tokens], ["failed", "the model answered 529", 3]);
   },
   "a run is cancelled": async ({ assert, until }, s) => {
     const stream = await s.box.agent.stream({ prompt: "wait" });
@@ -193,8 +195,9 @@ export default {
     const without = keep(await Box.fromSnapshot(id));
     await assert.rejects(without.agent.run({ prompt: "hello" }), /the model answered 401/);
     const box = keep(await Box.fromSnapshot(id, { agent }));
-    assert.equal(JSON.parse((await box.agent.run({ prompt: "hello" })).result).prompt, "hello");
-    assert.equal((await call("GET", `/v2/box/${without.id}`)).json.session_id, "conversation-1");
+    assert.equal(JSON.parse((await box.agent.run({ prompt: "hello" })).result).session, "conversation-1");
+    const { json } = await call("GET", `/v2/box/${box.id}`);
+    assert.deepEqual([json.total_prompts, json.total_input_tokens, json.session_id], [1, 7, "conversation-1"]);
     await Box.deleteSnapshots({ snapshotIds: id });
   },
 };
