@@ -56,11 +56,3 @@ func (s *Sums) Of(box string) map[string]Usage {
 	}
 	return out
 }
-
-// Plus returns the sum of two usages. Each number of a request is at most 2^41 as read from responses, so that sums do not overflow.
-func (u Usage) Plus(o Usage) Usage {
-	return Usage{
-		Input: u.Input + o.Input, Output: u.Output + o.Output, CacheRead: u.CacheRead + o.CacheRead, CacheWrite: u.CacheWrite + o.CacheWrite,
-		Reasoning: u.Reasoning + o.Reasoning, Requests: u.Requests + o.Requests,
-	}
-}

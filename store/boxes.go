@@ -213,7 +213,7 @@ func (db Boxes) Delete(id policy.BoxID) error {
 		for _, s := range []slot{policySlot(id), headerSlot(string(id))} {
 			errs = append(errs, settle(tx, s, history.RolledBack), tx.delete(layout.Staged, []byte(s.staged)))
 		}
-		errs = append(errs, endHistory(tx, id))
+		errs = append(errs, endHistory(tx, id), tx.delete(layout.Models, []byte(ModelAccountOfBox(id))))
 		return errors.Join(append(errs, deleteSchedules(tx, id), deleteApprovals(tx, id))...)
 	})
 }

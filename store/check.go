@@ -116,7 +116,7 @@ func (db *DB) Verify() (VerifyReport, error) {
 	r := VerifyReport{Problems: []string{}}
 	err := db.bolt.View(func(tx *bolt.Tx) error {
 		boxes, follow := map[string]Box{}, policyFollowers{map[string]Policy{}, map[string]Policy{}}
-		readers := slices.Concat(plainReaders(boxes, follow.read), sealedReaders(db.seal, tx), newerReaders(db.seal, tx), checkHistory(), indexReaders(boxes))
+		readers := slices.Concat(plainReaders(boxes, follow.read), sealedReaders(db.seal, tx), newerReaders(db.seal, tx), checkHistory(), indexReaders(boxes), []bucketReader{{layout.Models, decodeThen(checkModels(boxes))}})
 		for _, each := range readers {
 			table, err := db.seal.Table(tx, each.bucket)
 			if err != nil {

@@ -64,6 +64,7 @@ type DB struct {
 	Schedules    Schedules
 	Snapshots    Snapshots
 	Approvals    Approvals
+	Models       Models
 	Keys         Keys
 	Environment  Environment
 	Installation Installation
@@ -73,7 +74,7 @@ type DB struct {
 func newDB(f *file) *DB {
 	return &DB{
 		file: f, Boxes: Boxes{f}, Usages: Usages{f}, Rules: Rules{f}, History: History{f}, Authorities: Authorities{f}, URLs: URLs{f}, Schedules: Schedules{f},
-		Snapshots: Snapshots{f}, Approvals: Approvals{f}, Keys: Keys{f}, Environment: Environment{f}, Installation: Installation{f},
+		Snapshots: Snapshots{f}, Approvals: Approvals{f}, Models: Models{f}, Keys: Keys{f}, Environment: Environment{f}, Installation: Installation{f},
 	}
 }
 

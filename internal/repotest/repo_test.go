@@ -50,6 +50,7 @@ rule/ssh: policy/name policy/document policy/match policy rule
 rule/upstream: policy/name policy/document policy rule
 llm:
 llm/wire: llm
+llm/budget: llm policy store
 observe: policy audit store/pages
 observe/lint: policy audit observe
 observe/replay: policy audit observe
@@ -155,7 +156,7 @@ api/trail: policy audit api api/problem api/rest api/stream
 api/report: policy audit quota api api/problem api/rest internal/buildinfo
 api/urls: policy api api/apitest api/history api/problem api/rest api/strict
 quota:
-store: policy rule/header audit
+store: llm policy rule/header audit
 store/document: store/layout
 store/history: store/document store/layout
 store/keyring: store/layout store/private

@@ -40,6 +40,7 @@ var (
 	Layers    = []byte("layers")    // layer, NUL, owner → layer
 	Schedules = []byte("schedules") // sealed; ID of the box, NUL, ID of the schedule → Schedule
 	Usage     = []byte("usage")     // Usage as JSON
+	Models    = []byte("models")    // "box ", ID, or "key ", ID of the API key, or "@" → ModelAccount as JSON
 	Approvals = []byte("approvals") // sealed; ID of the box, NUL, ID of the approval → Approval
 
 	HistoryLines    = []byte("history_lines")    // ID or "@", NUL, kind → line of the history as JSON; NUL: the totals; see package history
@@ -67,17 +68,17 @@ const Named = "@"
 const (
 	SchemaPlain  = 1
 	SchemaTagged = 2
-	SchemaNow    = 5
+	SchemaNow    = 6
 )
 
 // Documents are the buckets whose documents have tags: all except meta.
 var Documents = [][]byte{
 	Boxes, Names, Indexes, Addrs, Secrets, Policies, Staged, Headers, CAs,
-	URLs, APIKeys, Settings, Schedules, Usage, Snapshots, Layers, Approvals, HistoryLines, HistoryVersions, HistoryTexts,
+	URLs, APIKeys, Settings, Schedules, Usage, Models, Snapshots, Layers, Approvals, HistoryLines, HistoryVersions, HistoryTexts,
 }
 
 // Added are the buckets that stores of schema 1 did not have.
-var Added = [][]byte{Settings, Schedules, Usage, Snapshots, Layers, Approvals, HistoryLines, HistoryVersions, HistoryTexts}
+var Added = [][]byte{Settings, Schedules, Usage, Models, Snapshots, Layers, Approvals, HistoryLines, HistoryVersions, HistoryTexts}
 
 // How the data key is encrypted.
 const (
