@@ -419,17 +419,21 @@ func (c *Compiled) Explain(r Request, knowsQuery bool) Explanation {
 	if r.Stage != StageHTTP {
 		return e
 	}
+	metered := false
 	if e.Allowed() && e.Reason != name.ReasonWouldDeny && r.Port != name.HTTPPort {
-		if _, header := c.HeaderRule(r); header.Reason != "" && c.IsAudited() {
+		switch rule, header := c.HeaderRule(r); {
+		case header.Reason != "" && c.IsAudited():
 			e.Decision, e.Beaten = e.insteadOf(header), nil
-		} else if header.Reason != "" {
+		case header.Reason != "":
 			e.Decision, e.Beaten = header, nil
+		default:
+			metered = rule.OnRequests().Meter != nil && r.Method != "GET" && r.Method != "HEAD" && r.Method != "DELETE"
 		}
 	}
 	e.Unseen = Unseen{
 		Query:   r.Query == "" && !knowsQuery && c.looksAtQuery(r.Name, r.Port),
 		Headers: r.Fields == nil && c.Needs(r.Name, r.Port) != nil,
-		Body:    e.Unread != 0,
+		Body:    e.Unread != 0 || metered, // which is not read here: it may ask a model that the rule does not allow
 	}
 	return e
 }

@@ -43,7 +43,7 @@ type decisionView struct {
 	Named    string      `json:"named,omitempty" doc:"the named policy that the box follows, in addition to its leases"`
 	DialName bool        `json:"dial_name,omitempty" doc:"the decision is about the name: the gateway dials one of its addresses and decides about that address again"`
 	Beaten   []string    `json:"beaten,omitempty" doc:"entries of the policy for the destination that would have decided otherwise: denied ones win, or with precedence: specific the longer name or prefix"`
-	Unknown  []string    `json:"unknown,omitempty" doc:"query, headers, body: rules for the host depend on them and they were not given, so the decision may differ for actual requests"`
+	Unknown  []string    `json:"unknown,omitempty" doc:"query, headers, body: rules for the host depend on them and they were not given, or not read (the body of a metered request to a model), so the decision may differ for actual requests"`
 
 	Addresses   []addressView `json:"addresses,omitempty" doc:"with resolve: the addresses of host, at most 64 of them"`
 	LookupError string        `json:"lookup_error,omitempty" doc:"with resolve: why host has no address"`

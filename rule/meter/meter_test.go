@@ -8,6 +8,7 @@ import (
 	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/document"
+	"boxgate/policy/name"
 	"boxgate/rule"
 )
 
@@ -104,6 +105,31 @@ func TestRulesAreReadAgain(t *testing.T) {
 		again, err := policy.ParseHeaderRules(stored, nil)
 		if err != nil || !again[0].SendsAlike(&rules[0]) || !again[0].OnRequests().Rewrites() {
 			t.Errorf("%s is stored as %s: %v", entry, stored, err)
+		}
+	}
+}
+
+// TestExplanations: an explanation of a request that may ask a model names the body as unknown, as it is not read.
+func TestExplanations(t *testing.T) {
+	t.Parallel()
+	rules, err := policy.ParseHeaderRules([]byte(`{"a.test": {"meter": "openai", "models": {"deny": ["x"]}}}`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := policy.Compile(policy.Spec{Mode: policy.ModeAllowAll}, policy.Options{Version: 1, Headers: rules})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for host, unseen := range map[string]map[string]bool{"a.test": {"POST": true, "": true, "GET": false}, "b.test": {"POST": false}} {
+		n, err := name.Parse(host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for method, want := range unseen {
+			e := c.Explain(policy.Request{Stage: policy.StageHTTP, Box: "b", Name: n, Port: 443, Protocol: policy.TCP, Method: method, Path: "/v1/responses"}, true)
+			if !e.Allowed() || e.Unseen.Body != want {
+				t.Errorf("%s %s: %+v", method, host, e)
+			}
 		}
 	}
 }
