@@ -50,11 +50,6 @@ type cluster struct {
 // newClusterFiles makes the directory of a cluster, with the certificate of its API server.
 func newClusterFiles(t *testing.T) *cluster {
 	t.Helper()
-	for _, program := range []string{"etcd", "kube-apiserver"} {
-		if _, err := os.Stat(filepath.Join(clusterTools, program)); err != nil {
-			t.Fatalf("%v; make kubernetes builds it", err)
-		}
-	}
 	c := &cluster{dir: t.TempDir()}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -96,6 +91,11 @@ func (c *cluster) configure(conf *config.Config) {
 // start starts etcd and the API server on the host of the gateway of n, and waits until they serve.
 func (c *cluster) start(n *network) {
 	n.T.Helper()
+	for _, program := range []string{"etcd", "kube-apiserver"} {
+		if _, err := os.Stat(filepath.Join(clusterTools, program)); err != nil {
+			n.T.Fatalf("%v; make kubernetes builds it", err)
+		}
+	}
 	c.n = n
 	roots := x509.NewCertPool()
 	ca, err := os.ReadFile(filepath.Join(c.dir, "ca.crt"))

@@ -3,9 +3,13 @@ package cni
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
+	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"boxgate/internal/nightly"
 )
@@ -29,6 +33,45 @@ func (p *pod) opens() bool {
 	p.n.T.Helper()
 	_, code := p.sh("curl -sS -k --max-time 20 https://api.example.com/echo")
 	return code == 0
+}
+
+// A gateway without a cluster's real API server, which the nightly tier has: the resource of a list is the policy of pods of its namespace
+// alone, until a later list is without it.
+func TestPodsFollowAResource(t *testing.T) {
+	t.Parallel()
+	c := newClusterFiles(t)
+	n := newNetwork(t, false, nil, c.configure)
+	var deleted atomic.Bool
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch items := ""; {
+		case r.URL.Query().Get("watch") != "":
+			w.WriteHeader(http.StatusGone) // as when its version is too old: the next list follows soon
+		case r.Method == http.MethodGet:
+			if !deleted.Load() {
+				items = `{"metadata": {"namespace": "default", "name": "web", "generation": 1, "resourceVersion": "7"}, "spec": ` + webSpec + `}`
+			}
+			fmt.Fprintf(w, `{"metadata": {"resourceVersion": "7"}, "items": [%s]}`, items)
+		}
+	})}
+	var ln net.Listener
+	if err := n.Net.Gateway().Do(func() (err error) { ln, err = net.Listen("tcp", serverAddr); return err }); err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = server.ServeTLS(ln, filepath.Join(c.dir, "ca.crt"), filepath.Join(c.dir, "key.pem"))
+	}()
+	t.Cleanup(func() { _ = server.Close(); <-served })
+	n.Until("the policy exists", func() bool { return strings.Contains(n.names(), "default.web") })
+	p := n.podOf("default", "resource:web")
+	p.must("add")
+	p.reaches("a pod of the namespace")
+	n.podOf("other", "named:default.web").fails("add", "for pods of its namespace alone")
+	n.podOf("other", "resource:web").fails("add", "there is no named policy")
+	deleted.Store(true)
+	n.Until("the pod is closed", func() bool { return !p.opens() })
+	n.podOf("default", "resource:web").fails("add", "was deleted")
 }
 
 // newCluster starts a gateway that follows a cluster, and the cluster.
@@ -79,20 +122,20 @@ func TestBoxgatePoliciesOfPods(t *testing.T) {
 	late.must("del")
 	p.must("del")
 	c.must("DELETE", policiesIn("default")+"/web", "")
-	n.Until("no policy is left", func() bool { return !strings.Contains(c.names(), "default.web") })
+	n.Until("no policy is left", func() bool { return !strings.Contains(n.names(), "default.web") })
 	n.NoInternalErrors()
 }
 
 // names lists the named policies of the gateway.
-func (c *cluster) names() string {
-	c.n.T.Helper()
+func (n *network) names() string {
+	n.T.Helper()
 	var list []struct{ Name string }
-	if err := c.n.Client.Get(c.n.T.Context(), "/v2/box/settings/network-policies", &list); err != nil {
-		c.n.T.Fatal(err)
+	if err := n.Client.Get(n.T.Context(), "/v2/box/settings/network-policies", &list); err != nil {
+		n.T.Fatal(err)
 	}
 	data, err := json.Marshal(list)
 	if err != nil {
-		c.n.T.Fatal(err)
+		n.T.Fatal(err)
 	}
 	return string(data)
 }
@@ -149,7 +192,7 @@ func TestAttackBoxgatePoliciesOfTenants(t *testing.T) {
 	for i := range 80 {
 		c.put("other", fmt.Sprintf("flood-%02d", i), closeSpec)
 	}
-	n.Until("one namespace has its share of policies", func() bool { return strings.Count(c.names(), `"other.`) == 64 })
+	n.Until("one namespace has its share of policies", func() bool { return strings.Count(n.names(), `"other.`) == 64 })
 	c.put("default", "web", webSpec)
 	c.awaitStatus("default", "web", "True")
 	n.Until("further ones have a problem", func() bool {
