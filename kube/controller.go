@@ -82,7 +82,7 @@ func (c *Controller) Run(ctx context.Context) {
 		if err := c.follow(ctx); err != nil && ctx.Err() == nil {
 			c.Log.Warn("the BoxgatePolicies of the cluster cannot be followed; their last known policies stay in force", zap.Error(err))
 		}
-		if time.Since(began) > mostWait {
+		if time.Since(began) > retry/2 {
 			wait = c.wait
 		}
 		select {
@@ -105,9 +105,10 @@ func (c *Controller) follow(ctx context.Context) error {
 	if failed {
 		again = time.Now().Add(retry)
 	}
-	ctx, cancel := context.WithDeadline(ctx, again)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var soon *time.Timer // ends the watch after a policy could not be applied
+	soon := time.AfterFunc(time.Until(again), cancel) // earlier after a policy could not be applied
+	defer soon.Stop()
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := c.client.watch(ctx, version, func(e event) error {
@@ -116,8 +117,9 @@ func (c *Controller) follow(ctx context.Context) error {
 				return err
 			}
 			version = next
-			if !applied && soon == nil {
-				soon = time.AfterFunc(retry, cancel)
+			if !applied {
+				again = earlier(again, time.Now().Add(retry))
+				soon.Reset(time.Until(again))
 			}
 			return nil
 		})
@@ -133,6 +135,13 @@ func (c *Controller) follow(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // list applies all resources, and closes the policies of those that no longer exist. failed reports whether any could not be applied for

@@ -110,7 +110,11 @@ func (p *Service) ApplyResource(ctx context.Context, resource string, spec polic
 	if !p.changeRates.allow(namespaceOf(resource)) {
 		return api.Errorf(api.ErrLimit, "the policies of namespace %s change too often: this version is applied later", namespaceOf(resource))
 	}
-	return p.changeResource(ctx, resource, next)
+	err := p.changeResource(ctx, resource, next)
+	if errors.Is(err, api.ErrConflict) { // of a box that follows it: the mistake is not the resource's
+		return api.Errorf(api.ErrConflict, "%s", err.Error())
+	}
+	return err
 }
 
 // CloseResource ends the policy of a deleted resource: it becomes deny-all for the boxes that follow it, and no further box may follow.
@@ -121,15 +125,14 @@ func (p *Service) CloseResource(ctx context.Context, resource string) error {
 		return nil
 	}
 	was, err := p.DeleteNamedPolicy(ctx, api.ResourceName(resource), nil)
-	if err == nil {
-		p.recordResource(resource, "the resource was deleted", apichange.OfNamedDeleted(was))
+	switch followed := errors.Is(err, api.ErrConflict); {
+	case err == nil:
+		p.recordResource(resource, "BoxgatePolicy "+resource+" was deleted", apichange.OfNamedDeleted(was))
 		return nil
-	}
-	if !errors.Is(err, api.ErrConflict) || named.Gone {
-		if errors.Is(err, api.ErrConflict) {
-			return nil
-		}
+	case !followed:
 		return err
+	case named.Gone:
+		return nil
 	}
 	return p.changeResource(ctx, resource, store.Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Resource: resource, Gone: true})
 }

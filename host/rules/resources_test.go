@@ -124,6 +124,17 @@ func TestRefusedResourcesKeepTheLastPolicy(t *testing.T) {
 		t.Errorf("the resource has %s", n.Spec.Mode)
 	}
 	g.apply("team/web", allowAll)
+
+	// A follower with a mistake of its own is a problem of this gateway, not of the resource.
+	b, err := g.boxes.Find("b1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Headers = []policy.HeaderRule{{}}
+	err = g.ApplyResource(t.Context(), "team/web", denyAll)
+	if _, ok := errors.AsType[*document.InvalidError](err); ok || !errors.Is(err, api.ErrConflict) {
+		t.Errorf("a follower with a mistake: %v", err)
+	}
 }
 
 // The policy of a resource is for pods of its namespace alone, whoever asks and whatever the pod is called.
