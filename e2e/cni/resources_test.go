@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,13 +40,19 @@ func TestPodsFollowAResource(t *testing.T) {
 	t.Parallel()
 	c := newClusterFiles(t)
 	n := newNetwork(t, false, nil, c.configure)
-	var deleted atomic.Bool
+	deleted := make(chan struct{})
 	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch items := ""; {
 		case r.URL.Query().Get("watch") != "":
+			select {
+			case <-deleted:
+			case <-r.Context().Done():
+			}
 			w.WriteHeader(http.StatusGone) // as when its version is too old: the next list follows soon
 		case r.Method == http.MethodGet:
-			if !deleted.Load() {
+			select {
+			case <-deleted:
+			default:
 				items = `{"metadata": {"namespace": "default", "name": "web", "generation": 1, "resourceVersion": "7"}, "spec": ` + webSpec + `}`
 			}
 			fmt.Fprintf(w, `{"metadata": {"resourceVersion": "7"}, "items": [%s]}`, items)
@@ -69,7 +74,11 @@ func TestPodsFollowAResource(t *testing.T) {
 	p.reaches("a pod of the namespace")
 	n.podOf("other", "named:default.web").fails("add", "for pods of its namespace alone")
 	n.podOf("other", "resource:web").fails("add", "there is no named policy")
-	deleted.Store(true)
+	if out, code := n.onHost(n.Command(t.Context(), "upgrade")); code != 0 {
+		t.Fatal(out)
+	}
+	p.reaches("under the next process")
+	close(deleted)
 	n.Until("the pod is closed", func() bool { return !p.opens() })
 	n.podOf("default", "resource:web").fails("add", "was deleted")
 }
