@@ -28,7 +28,8 @@ func TestAgentsWithTheirKeyOutside(t *testing.T) {
 			box := s.box(a, realKey)
 			s.MustSh(box, "mkdir -p project")
 			s.first(box, a)
-			s.second(box, a)
+			s.second(box, a, "project")
+			s.second(box, a, "") // in another folder
 			s.busy(box, a)
 			s.schema(box, a)
 			s.files(box, a)
@@ -66,11 +67,11 @@ func (s studio) first(box string, a agent) {
 }
 
 // second continues the conversation. The agent reports the tokens of this turn only.
-func (s studio) second(box string, a agent) {
+func (s studio) second(box string, a agent, folder string) {
 	s.models.Forget()
-	o := s.run(box, "model: recall", map[string]any{"folder": "project"})
+	o := s.run(box, "model: recall", map[string]any{"folder": folder})
 	if !strings.Contains(o.done.Output, "noted: the pear") {
-		s.T.Errorf("the conversation is not continued: %+v", o)
+		s.T.Errorf("the conversation is not continued in %q: %+v", folder, o)
 	}
 	input := 0
 	for _, r := range s.models.Requests() {

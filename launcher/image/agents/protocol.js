@@ -96,6 +96,7 @@ const events = {
   },
   // done ends the run. Input includes cached tokens.
   done(output, usage, session) {
+    remember(session);
     emit("done", {
       output: clip(output),
       input_tokens: usage.input,
@@ -165,6 +166,41 @@ function checkOptions(options, known) {
   }
 }
 
+// Some CLIs find a conversation only in the folder where it began: folders are the ones of the last conversations.
+const record = path.join(os.homedir(), ".box-internal", "conversations.json");
+const maxFolders = 100;
+
+function folders() {
+  try {
+    return new Map(JSON.parse(fs.readFileSync(record, "utf8")));
+  } catch {
+    return new Map(); // none yet, or not ours
+  }
+}
+
+// folderOf returns the folder where a conversation began, if it is another one than that of the run and still there.
+function folderOf(session) {
+  const folder = folders().get(session);
+  return folder && folder !== process.cwd() && fs.existsSync(folder) ? folder : undefined;
+}
+
+function remember(session) {
+  const all = folders();
+  if (!session || all.has(session)) return;
+  const last = [...all, [session, process.cwd()]].slice(-maxFolders);
+  try {
+    fs.mkdirSync(path.dirname(record), { recursive: true });
+    fs.writeFileSync(record, JSON.stringify(last));
+  } catch {
+    // in another folder, the next run begins a conversation of its own
+  }
+}
+
+// from tells an agent that works in the folder of its conversation about the folder of the run.
+function from(folder, prompt) {
+  return folder ? `The working directory is ${process.cwd()} from here on.\n\n${prompt}` : prompt;
+}
+
 // temporary returns a folder that is removed at the end.
 function temporary() {
   const dir = fs.mkdtempSync(path.join(os.tmpdir(), "agent-"));
@@ -206,9 +242,9 @@ function onlyJSON(text) {
 
 // run runs a CLI, calls each for every value of JSON that it prints on a line, and resolves with the exit status and the
 // end of its standard error, which is also passed on. Once the run is over, the CLI is killed if it does not end.
-function run(program, args, { stdin = "", env = {} }, each) {
+function run(program, args, { stdin = "", env = {}, folder }, each) {
   return new Promise((resolve) => {
-    const child = spawn(program, args, { stdio: ["pipe", "pipe", "pipe"], env: { ...process.env, ...env } });
+    const child = spawn(program, args, { stdio: ["pipe", "pipe", "pipe"], cwd: folder, env: { ...process.env, ...env } });
     const result = { status: 0, stderr: "", noise: "" };
     let line = "";
     stop = () => {
@@ -255,4 +291,4 @@ function finish(program, result) {
   process.exit(0);
 }
 
-module.exports = { placeholder, events, isOver, fail, readRun, modelOf, checkOptions, temporary, savedFiles, withSchema, onlyJSON, run, finish };
+module.exports = { placeholder, events, isOver, fail, readRun, modelOf, checkOptions, folderOf, from, temporary, savedFiles, withSchema, onlyJSON, run, finish };
