@@ -21,7 +21,6 @@ import (
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
 
-	"boxgate/launcher/image/agents"
 	"boxgate/launcher/oci"
 	"boxgate/policy/name"
 )
@@ -418,20 +417,13 @@ func (c *Config) validate() error {
 	if c.Ingress.TLS.Mode == "files" && (c.Ingress.TLS.Cert == "" || c.Ingress.TLS.Key == "") {
 		fail("ingress.tls", "mode files needs both cert and key")
 	}
-	if c.Launcher.Images["default"] == "" {
-		fail("launcher.images", `has no entry "default"`)
-	}
-	if err := agents.Check(c.Launcher.Agents); err != nil {
-		fail("launcher.agents", "%v", err)
-	}
-	c.Launcher.Disk.check(fail)
+	c.Launcher.check(fail)
 	c.Attach.check(fail)
 	c.Remote.check(fail)
 	c.Kubernetes.check(fail)
 	if r := c.Launcher.Reserve; r < MinReserve || r > 1<<44 {
 		fail("launcher.reserve", "%v is out of range; use %v to 16TiB", r, Size(MinReserve))
 	}
-	c.Launcher.IO.check(fail)
 	c.checkSections(fail)
 	checkPool(fail, "network.pool_v4", c.Network.PoolV4, netip.Addr.Is4, 8, 28)
 	checkPool(fail, "network.pool_v6", c.Network.PoolV6, netip.Addr.Is6, 32, 124)

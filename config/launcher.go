@@ -3,6 +3,8 @@ package config
 import (
 	"fmt"
 	"maps"
+
+	"boxgate/launcher/image/agents"
 )
 
 // runtimeImages are the images of the SDK's runtimes, which launcher.images can override. They are the official images
@@ -68,6 +70,17 @@ const MinDisk = 64 << 20
 // MinReserve is the smallest reserve on the disk of the state directory, in bytes: the store grows by as much at a
 // time.
 const MinReserve = 16 << 20
+
+func (l Launcher) check(fail func(key, format string, args ...any)) {
+	if l.Images["default"] == "" {
+		fail("launcher.images", `has no entry "default"`)
+	}
+	if err := agents.Check(l.Agents); err != nil {
+		fail("launcher.agents", "%v", err)
+	}
+	l.Disk.check(fail)
+	l.IO.check(fail)
+}
 
 func (d Disk) check(fail func(key, format string, args ...any)) {
 	switch d.Mode {

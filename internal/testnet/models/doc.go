@@ -3,18 +3,18 @@
 // cached tokens, refusals with Retry-After, overload, and streams that break. A key that is not the server's is refused
 // with 401.
 //
-// The model does what the prompt says. A line "model: VERB WORDS" of the latest prompt is an instruction:
+// The model follows the prompt. A line "model: VERB WORDS" of the latest prompt is an instruction:
 //
 //	model: think WORDS     thinks
-//	model: say WORDS       says the words
+//	model: say WORDS       answers with the words
 //	model: run COMMAND     calls the client's tool for shell commands, and continues with the next line after its result
-//	model: repeat          says the output of the last command
-//	model: note WORDS      nothing; remembered by the conversation
-//	model: recall          says the words of the first note in the conversation
+//	model: repeat          answers with the output of the last command
+//	model: note WORDS      has no effect now
+//	model: recall          repeats the first note of the conversation
 //	model: answer JSON     answers with JSON, by the client's tool for answers if it offers one
 //	model: fail N STATUS   refuses the first N requests with the status; the next one is answered
 //	model: break           ends the stream with an error after the first words
-//	model: stall           says nothing until the client leaves
+//	model: stall           is silent until the client leaves
 //
 // A prompt without instructions is answered with "ok".
 package models

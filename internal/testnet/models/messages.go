@@ -52,7 +52,7 @@ func (messages) read(body []byte) (turn, error) {
 	t.system, _ = contentText(r.System)
 	for _, o := range r.Tools {
 		offered := tool{name: o.Name}
-		_ = json.Unmarshal(o.Schema, &offered.schema) // tools of the vendor have none
+		_ = json.Unmarshal(o.Schema, &offered.schema) // tools of the vendor lack it
 		t.tools = append(t.tools, offered)
 	}
 	for _, m := range r.Messages {

@@ -53,7 +53,7 @@ func (responses) read(body []byte) (turn, error) {
 	t.schema = r.Text.Format != nil && r.Text.Format.Type == "json_schema"
 	for _, o := range r.Tools {
 		offered := tool{name: o.Name, free: o.Type == "custom"}
-		_ = json.Unmarshal(o.Parameters, &offered.schema) // tools of the vendor have none
+		_ = json.Unmarshal(o.Parameters, &offered.schema) // tools of the vendor lack it
 		t.tools = append(t.tools, offered)
 	}
 	var items []responsesItem

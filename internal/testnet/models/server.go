@@ -40,7 +40,7 @@ type Request struct {
 	Prompts []string // of the user, in order
 }
 
-// Usage is what an answer has cost, in tokens. Input includes Cached and Written.
+// Usage is the cost of an answer, in tokens. Input includes Cached and Written.
 type Usage struct{ Input, Cached, Written, Output int }
 
 // Requests returns the requests so far.
@@ -122,7 +122,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, name string, api
 	a := t.follow()
 	if status := s.failure(t, a); status != 0 {
 		w.Header().Set("Retry-After", "1")
-		refuse(status, kinds[status], fmt.Sprintf("refused with %d, as the prompt says", status))
+		refuse(status, kinds[status], fmt.Sprintf("refused with %d, as the prompt wants", status))
 		return
 	}
 	record.Status, record.Usage = http.StatusOK, a.usage

@@ -38,7 +38,7 @@ type said struct {
 	text string
 }
 
-// answer is what the model does next.
+// answer is the next action of the model.
 type answer struct {
 	thinking, text string
 	call           *call
@@ -77,7 +77,7 @@ func (t turn) note(r *Request) {
 	}
 }
 
-// follow decides what the model does, by the instructions of the latest prompt.
+// follow decides the next action of the model, by the instructions of the latest prompt.
 func (t turn) follow() answer {
 	at := len(t.said) - 1
 	for at > 0 && !(t.said[at].role == "user" && strings.Contains(t.said[at].text, instruction)) {
@@ -178,7 +178,7 @@ func (t turn) firstNote() string {
 			}
 		}
 	}
-	return "nothing"
+	return "no note"
 }
 
 // Names of clients' tools for shell commands, and for answers of a schema.
