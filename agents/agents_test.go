@@ -77,6 +77,18 @@ func TestRunnerOf(t *testing.T) {
 	}
 }
 
+func TestHarnessOf(t *testing.T) {
+	t.Parallel()
+	for model, want := range map[string]string{
+		"anthropic/x": ClaudeCode, "openrouter/openai/x": ClaudeCode, "vercel/anthropic/x": ClaudeCode, "vercel/openai/x": Codex, "openai/x": Codex,
+		"opencode/x": OpenCode, "custom": "", "custom/x": "", "cursor/x": "", "": "",
+	} {
+		if got := HarnessOf(model); got != want {
+			t.Errorf("%q: %q", model, got)
+		}
+	}
+}
+
 // A key is in the value of a header rule alone. Two keys for one field of a host, and a host with a rule of another origin, are
 // mistakes, since one of them would be without effect.
 func TestKeys(t *testing.T) {

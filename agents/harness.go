@@ -36,6 +36,20 @@ func IsBuiltIn(harness string) bool {
 // header rules for all boxes.
 func IsHostedKey(key string) bool { return key == "UPSTASH_KEY" || key == "STORED_KEY" }
 
+// HarnessOf returns the built-in harness for a model without one, as the SDK chooses it, or "".
+func HarnessOf(model string) string {
+	first, rest, _ := strings.Cut(model, "/")
+	switch {
+	case first == "openai", first == "vercel" && strings.HasPrefix(rest, "openai/"):
+		return Codex
+	case first == "anthropic", first == "openrouter", first == "vercel":
+		return ClaudeCode
+	case first == "opencode":
+		return OpenCode
+	}
+	return ""
+}
+
 // RunnerOf returns the harness of a box: its custom one, else the built-in one, else nil.
 func RunnerOf(h api.Hosted) *api.CustomRunner {
 	if h.CustomRunner == nil && IsBuiltIn(h.Agent) {

@@ -120,7 +120,8 @@ type CreateRequest struct {
 type Hosted struct {
 	Model        string        `json:"model,omitempty"`
 	Agent        string        `json:"agent,omitempty"`
-	BaseURL      string        `json:"base_url,omitempty"` // server of the model; "": by the model's name
+	BaseURL      string        `json:"base_url,omitempty"`        // server of the model; "": by the model's name
+	BaseURLOfEnv bool          `json:"base_url_of_env,omitempty"` // BaseURL is from a variable, whose value is not shown
 	CustomRunner *CustomRunner `json:"custom_runner,omitempty"`
 	Skills       []string      `json:"skills,omitempty"`
 	MCPServers   []MCPServer   `json:"mcp_servers,omitempty"`
@@ -160,8 +161,8 @@ func (h Hosted) Or(other Hosted) Hosted {
 	if h.Agent == "" || h.Agent == other.Agent {
 		h.Session = cmp.Or(h.Session, other.Session)
 	}
-	if h.Agent == "" && h.Model == "" {
-		h.BaseURL = cmp.Or(h.BaseURL, other.BaseURL)
+	if h.Agent == "" && h.Model == "" && h.BaseURL == "" {
+		h.BaseURL, h.BaseURLOfEnv = other.BaseURL, other.BaseURLOfEnv
 	}
 	h.Model, h.Agent = cmp.Or(h.Model, other.Model), cmp.Or(h.Agent, other.Agent)
 	h.CustomRunner, h.Skills = cmp.Or(h.CustomRunner, other.CustomRunner), or(h.Skills, other.Skills)

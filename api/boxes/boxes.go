@@ -263,7 +263,7 @@ func viewBox(b api.Box) boxView {
 		KeepAlive: b.KeepAlive, Status: b.Status, Error: b.Error, Progress: b.Progress, Ephemeral: b.Ephemeral, ExpiresAt: max(b.ExpiresAt.Unix(), 0),
 		NetworkPolicy: b.Policy.Spec, PolicyVersion: b.Policy.Version, NamedPolicy: b.Policy.Named,
 		Attached: b.Attached, Sources: b.Source.Addrs(), Limits: b.EffectiveLimits.Map(),
-		Model: b.Hosted.Model, Agent: b.Hosted.Agent, AgentBaseURL: b.Hosted.BaseURL, CustomRunner: b.Hosted.CustomRunner,
+		Model: b.Hosted.Model, Agent: b.Hosted.Agent, AgentBaseURL: shownURL(b.Hosted), CustomRunner: b.Hosted.CustomRunner,
 		EnabledSkills: orEmpty(b.Hosted.Skills), MCPServers: b.Hosted.MCPServers,
 		GitUserName: b.Hosted.GitUserName, GitUserEmail: b.Hosted.GitUserEmail,
 		InputTokens: b.Hosted.Totals.InputTokens, OutputTokens: b.Hosted.Totals.OutputTokens, Prompts: b.Hosted.Totals.Prompts, SessionID: history.Text(b.Hosted.Session),
@@ -280,6 +280,14 @@ func viewBox(b api.Box) boxView {
 		v.IPv6 = b.V6.String()
 	}
 	return v
+}
+
+// shownURL returns the server of the agent's model, unless it is the value of a variable.
+func shownURL(h api.Hosted) string {
+	if h.BaseURLOfEnv {
+		return ""
+	}
+	return h.BaseURL
 }
 
 // viewFor returns a box as a key may see it. Read-only keys do not see commands, which may contain secrets.

@@ -185,7 +185,7 @@ func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]name.Secret
 			secrets[pointer] = name.NewSecret(value)
 		}
 	}
-	if !agents.IsBuiltIn(b.Agent) {
+	if !agents.IsBuiltIn(b.agent()) {
 		keep("/agent_api_key", b.AgentAPIKey)
 	}
 	for pointer, text := range map[string]string{"/model": b.Model, "/agent": b.Agent, "/git_user_name": b.GitUserName, "/git_user_email": b.GitUserEmail} {
@@ -203,7 +203,8 @@ func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]name.Secret
 			p.Add("/skills/"+strconv.Itoa(i), "this skill is given twice")
 		}
 	}
-	h := api.Hosted{Model: b.Model, Agent: b.Agent, BaseURL: b.baseURL(p), CustomRunner: b.CustomRunner, Skills: b.Skills, GitUserName: b.GitUserName, GitUserEmail: b.GitUserEmail}
+	base, ofEnv := b.baseURL(p)
+	h := api.Hosted{Model: b.Model, Agent: b.agent(), BaseURL: base, BaseURLOfEnv: ofEnv, CustomRunner: b.CustomRunner, Skills: b.Skills, GitUserName: b.GitUserName, GitUserEmail: b.GitUserEmail}
 	for _, m := range b.MCPServers {
 		server := api.MCPServer{Name: m.Name, Source: m.Source, PackageOrURL: m.PackageOrURL, Args: m.Args}
 		server.HeaderNames = slices.Sorted(maps.Keys(m.Headers))
@@ -213,23 +214,39 @@ func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]name.Secret
 	return h, secrets
 }
 
-// baseURL returns the server of the agent's model, if it is given, in its field or in the variable of the harness.
-func (b *createBody) baseURL(p *problem.List) string {
-	base, variable := agents.BaseURLIn(b.Agent, b.EnvVars)
-	switch {
-	case b.AgentBaseURL != "":
-		agents.CheckURL(p, "/agent_base_url", b.AgentBaseURL)
-		return b.AgentBaseURL
-	case base != "" && b.AgentAPIKey != "":
-		agents.CheckURL(p, "/env_vars/"+variable, base)
+// agent returns the harness of the box, which the name of the model may imply.
+func (b *createBody) agent() string {
+	if b.Agent == "" && b.CustomRunner == nil {
+		return agents.HarnessOf(b.Model)
 	}
-	return base
+	return b.Agent
+}
+
+// baseURL returns the server of the agent's model, if it is given in its field, or in the variable of the harness (ofEnv). With a
+// key, it must be one for which there can be a header rule; without, other variables are left to the harness.
+func (b *createBody) baseURL(p *problem.List) (base string, ofEnv bool) {
+	if b.AgentBaseURL != "" {
+		agents.CheckURL(p, "/agent_base_url", b.AgentBaseURL)
+		return b.AgentBaseURL, false
+	}
+	base, variable := agents.BaseURLIn(b.agent(), b.EnvVars)
+	if base == "" {
+		return "", false
+	}
+	var wrong problem.List
+	if agents.CheckURL(&wrong, "/env_vars/"+variable, base); len(wrong) == 0 {
+		return base, true
+	}
+	if b.AgentAPIKey != "" {
+		*p = append(*p, wrong...)
+	}
+	return "", false
 }
 
 // agentKeys returns the keys of the model and of the MCP servers, which become header rules.
 func (b *createBody) agentKeys(p *problem.List, h api.Hosted) *agents.Keys {
 	keys := agents.NewKeys(p)
-	if agents.IsBuiltIn(b.Agent) {
+	if agents.IsBuiltIn(h.Agent) {
 		keys.SetModel("/agent_api_key", h, b.AgentAPIKey)
 	}
 	for i, m := range b.MCPServers {

@@ -48,11 +48,14 @@ func (b *modelBody) check() error {
 // apply changes the agent of a box. The conversation with another harness ends.
 func (b *modelBody) apply(h *api.Hosted) {
 	h.Model = b.Model
+	if h.Agent == "" && h.CustomRunner == nil {
+		h.Agent = agents.HarnessOf(b.Model)
+	}
 	if b.Agent != "" && b.Agent != h.Agent {
 		h.Agent, h.CustomRunner, h.Session = b.Agent, nil, ""
 	}
 	if b.BaseURL != nil {
-		h.BaseURL = *b.BaseURL
+		h.BaseURL, h.BaseURLOfEnv = *b.BaseURL, false
 	}
 }
 
@@ -73,7 +76,7 @@ func (e *Endpoints) putModel(w http.ResponseWriter, r *http.Request) (rest.Reply
 	body.apply(&next)
 	what := map[string]any{"model": body.Model}
 	view := modelView{Message: "Model updated", Model: body.Model}
-	if body.APIKey != "" {
+	if body.APIKey != "" && !agents.IsHostedKey(body.APIKey) {
 		state, err := e.setKey(r.Context(), box.ID, next, body.APIKey)
 		if err != nil {
 			return rest.Reply{}, err

@@ -55,7 +55,10 @@ func TestKeyOfAModel(t *testing.T) {
 		}
 	}
 	plain := "/v2/box/" + f.host.Add(t, api.CreateRequest{}) + "/config/model"
-	f.Expect(t, 422, "PUT", plain, `{"model":"anthropic/m","agent_api_key":"sk-x"}`, "/agent_api_key")
+	f.Expect(t, 422, "PUT", plain, `{"model":"own","agent_api_key":"sk-x"}`, "/agent_api_key")
+	if f.Expect(t, 200, "PUT", plain, `{"model":"openai/m"}`); f.host.ByID["box2"].Hosted.Agent != "codex" {
+		t.Errorf("%+v", f.host.ByID["box2"].Hosted)
+	}
 	if h := f.host.ByID["box1"].Hosted; h.Model != "openai/o" || rules() != before {
 		t.Errorf("a refused change has an effect: %+v %s", h, rules())
 	}

@@ -108,6 +108,7 @@ export default {
     assert.match((await box.exec.command("env")).stdout, /ANTHROPIC_BASE_URL=https:\/\/openrouter.ai\/api\n/);
     const own = await create({ agent, env: { ANTHROPIC_BASE_URL: "https://models.example.com" } });
     assert.equal(JSON.parse((await own.agent.run({ prompt: "own" })).result).prompt, "own");
+    assert.ok(!(await call("GET", `/v2/box/${own.id}`)).text.includes("models.example.com")); // the value of a variable
     const { json } = await call("POST", "/v2/box", { agent: "claude-code", model: "x", agent_api_key: apiKey, agent_base_url: "https://models.example.com:443" });
     assert.equal(json.agent_base_url, "https://models.example.com:443");
     assert.equal(JSON.parse((await keep(await Box.get(json.id)).agent.run({ prompt: "field" })).result).prompt, "field");
