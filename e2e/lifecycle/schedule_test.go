@@ -60,6 +60,7 @@ func TestSchedule(t *testing.T) {
 	box := w.Create(map[string]any{
 		"env_vars": map[string]string{"WHO": "box"}, "network_policy": harness.Custom("api.example.com"),
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Secret": harness.TestSecret}},
+		"agent": "custom", "custom_runner": map[string]any{"command": "sh", "args": []string{"-c", `printf 'event: done\ndata: {"output":"hi"}\n\n'`, "sh"}},
 	})
 	w.MustSh(box, "mkdir -p src")
 	s := schedule(w, box, map[string]any{
@@ -82,7 +83,7 @@ func TestSchedule(t *testing.T) {
 	w.Until("the runs of all have ended", func() bool {
 		return scheduleOf(w, box, refused.ID).TotalRuns > 0 && scheduleOf(w, box, prompt.ID).TotalRuns > 0
 	})
-	if p := scheduleOf(w, box, prompt.ID); p.LastRunStatus != "failed" || p.LastError == "" {
+	if p := scheduleOf(w, box, prompt.ID); p.LastRunStatus != "completed" || p.LastError != "" {
 		t.Errorf("a prompt: %+v", p)
 	}
 	if f := scheduleOf(w, box, refused.ID); f.LastRunStatus != "failed" || f.TotalFailures != f.TotalRuns {
