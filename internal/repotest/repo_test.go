@@ -100,7 +100,7 @@ ingress/h2c: relay/h1 relay/h2/upstream relay/pool
 remote: policy certs internal/required internal/socket proxy/recovery
 kube: policy policy/dialect policy/document internal/nightly internal/required
 ingress: policy audit internal/openid internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
-launcher: policy audit internal/fault
+launcher: policy audit internal/fault internal/lazyregexp
 launcher/boxfs: policy launcher/boxfs/worker
 launcher/boxfs/worker: launcher/files launcher/rootfs
 launcher/cgroup: launcher/oci
@@ -117,7 +117,7 @@ launcher/namespace: launcher/files
 launcher/oci:
 launcher/overlay:
 launcher/process: policy launcher/oci
-launcher/snapshot: launcher/files launcher/image launcher/namespace
+launcher/snapshot: launcher/files launcher/image launcher/namespace internal/lazyregexp
 launcher/terminal:
 launcher/trash: launcher/files
 api: policy audit quota observe/replay policy/authority
@@ -126,7 +126,7 @@ api/apitest: policy audit api api/access api/files api/problem api/rest api/sche
 api/approvals: policy api api/apitest api/change api/history api/problem api/rest api/strict
 api/capture: policy api quota
 api/change: policy api api/rest policy/policytest
-api/boxes: policy agents api api/access api/change api/history api/problem api/rest api/spec api/strict
+api/boxes: policy agents api api/access api/change api/history api/problem api/rest api/spec api/strict internal/lazyregexp
 api/egress: policy audit api api/apitest api/problem api/rest api/stream api/strict observe policy/learn
 api/har: policy audit api api/apitest api/problem api/rest api/stream api/strict internal/buildinfo internal/memory proxy/har quota
 api/doctor: policy api api/apitest api/problem api/rest api/strict doctor
@@ -136,11 +136,11 @@ api/gateway: policy api internal/buildinfo api/problem api/rest api/strict
 api/git: policy api api/capture api/history api/problem api/rest api/spec api/strict
 api/harness: policy agents api api/history api/problem api/rest api/schema api/stream api/strict quota
 api/history: policy api api/problem api/stream quota
-api/keys: policy api api/problem api/rest api/strict quota
+api/keys: policy api api/problem api/rest api/strict quota internal/lazyregexp
 api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
 api/openapi: api api/problem api/rest api/strict
 api/problem: policy api quota
-api/rest: policy api api/problem api/strict quota
+api/rest: policy api api/problem api/strict quota internal/lazyregexp
 api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
 api/server: policy rule/header audit api api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
@@ -149,7 +149,7 @@ api/session: policy api api/history api/problem api/rest api/strict quota
 api/session/client: api
 api/settings: policy agents api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
 api/snapshots: policy api api/history api/problem api/rest api/strict
-api/spec: policy policy/dialect rule rule/kinds api api/problem observe/replay policy/authority
+api/spec: policy policy/dialect rule rule/kinds api api/problem observe/replay policy/authority internal/lazyregexp
 api/stream:
 api/strict: policy api/problem quota
 api/trail: policy audit api api/problem api/rest api/stream
@@ -165,11 +165,11 @@ store/pages:
 store/private:
 secrets: policy audit internal/fault
 secrets/assertion: policy
-secrets/aws: policy rule/sign secrets/remote
-secrets/github: policy secrets/assertion secrets/remote
+secrets/aws: policy rule/sign secrets/remote internal/lazyregexp
+secrets/github: policy secrets/assertion secrets/remote internal/lazyregexp
 secrets/identity: policy secrets/assertion
-secrets/manager: policy secrets/remote
-secrets/oauth: policy internal/fault secrets/assertion secrets/remote
+secrets/manager: policy secrets/remote internal/lazyregexp
+secrets/oauth: policy internal/fault secrets/assertion secrets/remote internal/lazyregexp
 secrets/remote: policy audit
 doctor: policy doctor/cause doctor/probe selftest/probe
 doctor/cause: proxy/offer
@@ -201,6 +201,7 @@ internal/handshake:
 internal/openid: policy
 internal/required:
 internal/lru:
+internal/lazyregexp:
 internal/memory:
 internal/ratelimit:
 internal/socket:
@@ -209,7 +210,7 @@ bench/profiled: cmd/gateway
 dist:
 dist/kubernetes: config
 internal/buildinfo:
-config: policy policy/dialect rule rule/upstream launcher/image/agents launcher/oci secrets quota
+config: policy policy/dialect rule rule/upstream launcher/image/agents launcher/oci secrets quota internal/lazyregexp
 preflight: config launcher/enter launcher/oci
 host/netns: firewall/namespace
 host/nslock: host/netns
