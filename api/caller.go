@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/quota"
 )
@@ -132,6 +133,9 @@ type Key struct {
 	LastUsed  time.Time    // to the minute; zero: never
 	Quotas    quota.Limits // set for this key
 	Uses      quota.Uses   // usage and limit of each quota; set in lists only
+
+	Model      llm.Limit  // of models, set for this key
+	ModelUsage ModelUsage // by the boxes that it has made; set in lists only
 }
 
 // KeyRequest describes an API key to make.
@@ -141,4 +145,5 @@ type KeyRequest struct {
 	Box       policy.BoxID  // only with RoleBox
 	ExpiresIn time.Duration // 0: never
 	Quotas    quota.Limits  // override the configured quotas; 0: not overridden
+	Model     llm.Limit     // likewise, of models
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/llm"
 	"boxgate/observe/replay"
 	"boxgate/policy"
 	"boxgate/policy/authority"
@@ -88,6 +89,45 @@ type Usage struct {
 	DiskFiles          int64
 	DiskWhole          bool      // false: the count stopped early and the real usage is higher
 	DiskCountedAt      time.Time // zero: not counted yet
+	Models             ModelUsage
+}
+
+// ModelSum is the use of one model, or of several.
+type ModelSum struct {
+	Model string // letters, digits and . _ - : / @ + only; empty: all
+	llm.Usage
+	USD llm.Money
+}
+
+// ModelUsage is the use of models by a box, or by the boxes of an API key.
+type ModelUsage struct {
+	ModelSum                 // of all models
+	Models        []ModelSum // at most 33, the dearest first
+	AssumedTokens uint64     // charged without a report of the vendor
+	AssumedUSD    llm.Money
+	Budgets       []ModelBudget // the limits that apply
+}
+
+// ModelBudget is a limit of models with its use.
+type ModelBudget struct {
+	Of             string // box, key or all
+	Limit          llm.Limit
+	Used, Reserved uint64 // tokens
+	UsedUSD        llm.Money
+	ReservedUSD    llm.Money
+	Ends           time.Time // of the period; zero: never
+}
+
+// Ratio returns the used and reserved part of the limit, the larger one of tokens and dollars.
+func (b ModelBudget) Ratio() float64 {
+	most := 0.0
+	if b.Limit.Tokens > 0 {
+		most = float64(llm.Add(b.Used, b.Reserved)) / float64(b.Limit.Tokens)
+	}
+	if b.Limit.USD > 0 {
+		most = max(most, float64(b.UsedUSD.Plus(b.ReservedUSD))/float64(b.Limit.USD))
+	}
+	return most
 }
 
 // CreateRequest describes a box to create. It has been validated, except for facts that only the service has: whether the
@@ -108,6 +148,7 @@ type CreateRequest struct {
 	Source      policy.Source // as in [Box]
 	Limits      BoxLimits
 	LimitChange LimitChange // the requested change; Limits is its result
+	ModelLimit  *llm.Limit  // likewise, of the limit of models; nil: no change
 	Policy      policy.Spec // its mode is empty with Named and with Snapshot
 	Named       string      // the named policy to follow, if any
 	Headers     []policy.HeaderRule
@@ -375,6 +416,10 @@ type EventStream interface {
 type BoxLimits struct {
 	Operator policy.Limits `json:"operator,omitzero"`
 	Own      policy.Limits `json:"own,omitzero"`
+
+	// The limits of models. Where both are set, both apply.
+	OperatorModel llm.Limit `json:"operator_model,omitzero"`
+	OwnModel      llm.Limit `json:"own_model,omitzero"`
 }
 
 // LimitChange is a change of limits. A value of 0 unsets the limit.
@@ -401,6 +446,32 @@ func (b BoxLimits) WithChange(caller Caller, host policy.Limits, change LimitCha
 		b.Own[limit] = n
 	}
 	return b, nil
+}
+
+// Models returns the limits of models that apply to the box, given the configured one.
+func (b BoxLimits) Models(host llm.Limit) (all []llm.Limit) {
+	if b.OperatorModel.IsSet() {
+		host = b.OperatorModel
+	}
+	for _, l := range []llm.Limit{host, b.OwnModel} {
+		if l.Bounds() {
+			all = append(all, l)
+		}
+	}
+	return all
+}
+
+// WithModel returns the limits after a change of the limit of models by a caller; nil has no effect, and a limit that is not set
+// restores that of the configuration. That of an admin key replaces the configured one. That of any other key applies besides it.
+func (b BoxLimits) WithModel(caller Caller, change *llm.Limit) BoxLimits {
+	switch {
+	case change == nil:
+	case caller.Role == RoleAdmin:
+		b.OperatorModel, b.OwnModel = *change, llm.Limit{}
+	default:
+		b.OwnModel = *change
+	}
+	return b
 }
 
 // The kernel's limits for starting a command: no argument or variable may exceed MAX_ARG_STRLEN, and all of them together
@@ -515,6 +586,7 @@ type AttachRequest struct {
 	Headers []policy.HeaderRule
 
 	LimitChange LimitChange // as in [CreateRequest]
+	ModelLimit  *llm.Limit  // likewise
 }
 
 // SessionRequest is a command to run interactively: the caller writes its input, can send it signals, and may give it a

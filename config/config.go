@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/launcher/oci"
+	"boxgate/llm"
 	"boxgate/policy/name"
 )
 
@@ -36,6 +37,7 @@ type Config struct {
 	Proxy      Proxy      `yaml:"proxy"`
 	Limits     Limits     `yaml:"limits"`
 	Quotas     Quotas     `yaml:"quotas"`
+	Prices     Prices     `yaml:"prices,omitempty"`
 	Ingress    Ingress    `yaml:"ingress"`
 	Remote     Remote     `yaml:"remote"`
 	Launcher   Launcher   `yaml:"launcher"`
@@ -355,6 +357,8 @@ func setFromText(field reflect.Value, value string) error {
 			return errors.New("use a duration such as 30m")
 		}
 		*target = d
+	case *llm.Money:
+		return target.UnmarshalText([]byte(value))
 	case *Size:
 		return target.UnmarshalText([]byte(value))
 	case *PolicyDocument:
@@ -366,7 +370,7 @@ func setFromText(field reflect.Value, value string) error {
 		for _, directory := range splitList(value) {
 			*target = append(*target, Issuer{Directory: directory})
 		}
-	case *Domains, *AttachRules, *Services:
+	case *Domains, *AttachRules, *Services, *Prices:
 		return errors.New("set it in the configuration file: it cannot be set by a variable")
 	case *map[string]string:
 		m := map[string]string{}
@@ -436,8 +440,7 @@ func (c *Config) validate() error {
 		fail("metrics.per_box.max", "%d is out of range; use 1 to %d", c.Metrics.PerBox.Max, MaxBoxMetrics)
 	}
 	c.Metrics.OTLP.check(fail, c.Secrets)
-	c.Limits.check(fail)
-	c.Quotas.check(fail)
+	c.checkLimits(fail)
 	c.Policy.check(fail)
 	errs = append(errs, c.Secrets.validate())
 	checkListeners(fail, map[string]string{

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"boxgate/llm"
+	"boxgate/llm/budget"
 	"boxgate/policy"
 	"boxgate/quota"
 )
@@ -26,6 +28,8 @@ type Limits struct {
 	PeekTimeout    time.Duration `yaml:"peek_timeout"`
 	Memory         Size          `yaml:"memory"`
 	ProcessMemory  Size          `yaml:"process_memory"` // of the gateway process; 0: depends on the host
+	Model          ModelLimit    `yaml:"model"`
+	ModelTotal     ModelLimit    `yaml:"model_total"` // of all boxes together
 }
 
 // DefaultLimits are the limits of an empty configuration.
@@ -112,6 +116,8 @@ type Quotas struct {
 	Domains       int  `yaml:"domains"`
 	Schedules     int  `yaml:"schedules"`
 	Certificates  int  `yaml:"certificates_per_hour"`
+
+	Model ModelLimit `yaml:"model"` // of all boxes that the key has made
 }
 
 // DefaultQuotas are the quotas of an empty configuration. A single user does not reach them.
@@ -228,4 +234,107 @@ func (b Bounds) check(key string, mayBeOff bool, fail func(key, format string, a
 	if b.Size < 1<<20 || b.Size > 1<<40 {
 		fail(key+".size", "%v is out of range; use 1MiB to 1TiB", b.Size)
 	}
+}
+
+// ModelLimit bounds what models may cost in a period; without tokens and usd: no limit.
+type ModelLimit struct {
+	Tokens int       `yaml:"tokens"`
+	USD    llm.Money `yaml:"usd"`
+	Per    string    `yaml:"per"`
+}
+
+// Limit returns the limit in the form of package llm.
+func (m ModelLimit) Limit() llm.Limit {
+	if m.Tokens <= 0 && m.USD == 0 {
+		return llm.Limit{Per: llm.PerTotal}
+	}
+	return llm.Limit{Tokens: uint64(max(m.Tokens, 0)), USD: m.USD, Per: llm.Per(m.Per)}
+}
+
+// check finds limits that are out of range, and dollars without prices, which would refuse every request.
+func (m ModelLimit) check(key string, prices Prices, fail func(key, format string, args ...any)) {
+	if m.Tokens < 0 {
+		fail(key+".tokens", "%d is out of range; use 1 to %d, or 0 for no limit", m.Tokens, int64(llm.MaxTokens))
+	}
+	if _, err := m.Limit().Check(); err != nil {
+		fail(key, "%v", err)
+	}
+	if m.USD > 0 && len(prices) == 0 {
+		fail(key+".usd", "needs prices: set prices; `gateway prices` prints an example")
+	}
+}
+
+// Prices are the prices of models by name, in which * stands for any text.
+type Prices map[string]ModelPrice
+
+// ModelPrice is a price in US dollars per million tokens.
+type ModelPrice struct {
+	Input      *llm.Money `yaml:"input"`
+	Output     *llm.Money `yaml:"output"`
+	CacheRead  *llm.Money `yaml:"cache_read,omitempty"`  // nil: that of the input
+	CacheWrite *llm.Money `yaml:"cache_write,omitempty"` // nil: twice that of the input
+	// MaxOutput is the most output tokens of a response; 0: [budget.DefaultMaxOutput].
+	MaxOutput int `yaml:"max_output,omitempty"`
+}
+
+// maxPrice is the highest price of a million tokens.
+const maxPrice = 100_000 * llm.Dollar
+
+// checkLimits checks the limits, the quotas and the prices that they need.
+func (c *Config) checkLimits(fail func(key, format string, args ...any)) {
+	c.Limits.check(fail)
+	c.Quotas.check(fail)
+	c.Prices.check(fail)
+	c.Limits.Model.check("limits.model", c.Prices, fail)
+	c.Limits.ModelTotal.check("limits.model_total", c.Prices, fail)
+	c.Quotas.Model.check("quotas.model", c.Prices, fail)
+}
+
+// check finds prices that are missing or out of range.
+func (p Prices) check(fail func(key, format string, args ...any)) {
+	for _, pattern := range slices.Sorted(maps.Keys(p)) {
+		key, price := "prices."+pattern, p[pattern]
+		if err := budget.CheckPattern(pattern); err != nil {
+			fail("prices", "%q %v", pattern, err)
+			continue
+		}
+		if price.Input == nil || price.Output == nil {
+			fail(key, "needs input and output, in US dollars per million tokens")
+		}
+		for _, m := range []*llm.Money{price.Input, price.Output, price.CacheRead, price.CacheWrite} {
+			if m != nil && *m > maxPrice {
+				fail(key, "%v is out of range; use 0 to %v US dollars per million tokens", *m, maxPrice)
+			}
+		}
+		if price.MaxOutput < 0 || price.MaxOutput > 1_000_000_000 {
+			fail(key+".max_output", "%d is out of range; use 1 to 1000000000, or 0 for %d", price.MaxOutput, budget.DefaultMaxOutput)
+		}
+	}
+	if len(p) > budget.MaxPrices {
+		fail("prices", "has more than %d entries", budget.MaxPrices)
+	}
+}
+
+// Table returns the table of prices.
+func (p Prices) Table() (budget.Prices, error) {
+	var list []budget.Price
+	for pattern, price := range p {
+		entry := budget.Price{Pattern: pattern, Input: ofToken(price.Input), Output: ofToken(price.Output), MaxOutput: uint64(max(price.MaxOutput, 0))}
+		if entry.CacheRead = entry.Input; price.CacheRead != nil {
+			entry.CacheRead = ofToken(price.CacheRead)
+		}
+		if entry.CacheWrite = 2 * entry.Input; price.CacheWrite != nil {
+			entry.CacheWrite = ofToken(price.CacheWrite)
+		}
+		list = append(list, entry)
+	}
+	return budget.NewPrices(list)
+}
+
+// ofToken returns the price of one token, rounded up to [llm.Money].
+func ofToken(million *llm.Money) llm.Money {
+	if million == nil {
+		return 0
+	}
+	return (*million + 1e6 - 1) / 1e6
 }

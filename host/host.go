@@ -38,6 +38,7 @@ import (
 	"boxgate/host/keys"
 	"boxgate/host/listen"
 	"boxgate/host/meter"
+	"boxgate/host/models"
 	"boxgate/host/netns"
 	"boxgate/host/records"
 	"boxgate/host/rules"
@@ -118,10 +119,10 @@ type services struct {
 // Services returns the services that answer API calls.
 func (h *Host) Services() server.Services {
 	return server.Services{
-		Boxes: usage.NewListing(h.parts.boxes, h.parts.meter), Life: h.lifecycle, Lifecycle: h.usage, Commands: h.usage, Sessions: h.usage, Files: h.usage, Git: h.git,
+		Boxes: usage.NewListing(h.parts.boxes, h.parts.meter, h.parts.models.Box), Life: h.lifecycle, Lifecycle: h.usage, Commands: h.usage, Sessions: h.usage, Files: h.usage, Git: h.git,
 		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, Versions: h.versions, URLs: h.publicURLs,
 		Schedules: h.scheduled, Webhooks: h.scheduled, Snapshots: h.snapshots, SelfTests: h.selfTests, Doctor: h.doctor, Captures: h.captures, Keys: h.keys, TrailReader: h.auditTrail,
-		Health: h.health, Store: h.keys, Secrets: h.sources, Authorities: h.authorities, Approvals: h.approvals,
+		Health: h.health, Store: h.keys, Secrets: h.sources, Authorities: h.authorities, Approvals: h.approvals, Models: h.parts.models,
 	}
 }
 
@@ -191,6 +192,7 @@ type parts struct {
 	shared          *rules.Shared     // inputs shared by the policies of all boxes
 	firewall        *firewall.Firewall
 	meter           *meter.Meter
+	models          *models.Service // accounts of models
 }
 
 // newParts returns the parts that need only the options. It divides descriptors and memory among boxes.
@@ -201,7 +203,7 @@ func newParts(o Options) (*parts, error) {
 	}
 	shares := share.MemoryOf(o.Config)
 	shares.LimitRuntime()
-	boxes := &state.Table{Limits: o.Config.Limits.BoxLimits()}
+	boxes := &state.Table{Limits: o.Config.Limits.BoxLimits(), ModelLimit: o.Config.Limits.Model.Limit()}
 	book := quotas.New(quotas.Config{Defaults: o.Config.Quotas.Limits(), Totals: share.Totals(descriptors, shares)})
 	return &parts{
 		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, apart: o.Apart, before: o.Before,
@@ -240,6 +242,9 @@ func (p *parts) close() error {
 		errs = append(errs, p.launcher.Close())
 	}
 	p.secrets.Close()
+	if p.models != nil {
+		errs = append(errs, p.models.Close())
+	}
 	if p.store != nil {
 		errs = append(errs, p.store.Close())
 	}

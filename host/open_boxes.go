@@ -16,6 +16,7 @@ import (
 	"boxgate/host/change"
 	"boxgate/host/listen"
 	"boxgate/host/meter"
+	"boxgate/host/models"
 	"boxgate/host/snapshots"
 	"boxgate/host/state"
 	"boxgate/host/uninstall"
@@ -196,6 +197,17 @@ func EnsureImage(ctx context.Context, cfg config.Config, name string, progress f
 		return err
 	}
 	return images.Ensure(ctx, name, progress)
+}
+
+// openModels opens the accounts of models.
+func (p *parts) openModels(context.Context) (err error) {
+	p.models, err = models.New(models.Config{
+		Config: p.cfg, Log: p.log, Store: p.store.Models, Keys: p.store.Keys, Records: p.store.Boxes, Boxes: p.boxes, History: p.history,
+	})
+	if err != nil {
+		return err
+	}
+	return p.metrics.Register(p.models)
 }
 
 // openMeter opens the usage meter, which continues from the stored counters.

@@ -228,7 +228,7 @@ func (h *Host) stopExclusive() error {
 	h.approvals.Release()
 	h.usage.Close()
 	h.parts.secrets.StopRefreshing()
-	errs := []error{h.parts.firewall.Close(), h.parts.trail.Log().Release()}
+	errs := []error{h.parts.models.Release(), h.parts.firewall.Close(), h.parts.trail.Log().Release()}
 	if h.parts.past != nil {
 		_ = h.parts.historyLines.Sync() // lost lines are counted
 		errs = append(errs, h.parts.past.Release())

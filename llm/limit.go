@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -105,7 +106,7 @@ func (u Usage) Plus(more Usage) Usage {
 	}
 }
 
-// Per is the period of a [Limit]. Hours, days and months are those of UTC.
+// Per is the period of a [Limit]. Hours, days and months are in UTC.
 type Per string
 
 // The periods.
@@ -155,6 +156,20 @@ func (l Limit) Check() (Limit, error) {
 		return Limit{}, fmt.Errorf("may have at most %v usd", MaxUSD)
 	}
 	return l, nil
+}
+
+// perPeriod is how many periods of one kind begin in one of another, at most.
+var perPeriod = map[[2]Per]uint64{{PerHour, PerDay}: 24, {PerHour, PerMonth}: 31 * 24, {PerDay, PerMonth}: 31}
+
+// Within reports whether what l allows is surely allowed by other. A limit for a shorter period counts as often as its period may
+// begin in the longer one.
+func (l Limit) Within(other Limit) bool {
+	times := uint64(1)
+	if l.Per != other.Per && slices.Index(Periods, l.Per) < slices.Index(Periods, other.Per) {
+		times = perPeriod[[2]Per{l.Per, other.Per}]
+	}
+	within := func(n, most uint64) bool { return most == 0 || n > 0 && times > 0 && n <= most/times }
+	return within(l.Tokens, other.Tokens) && within(uint64(l.USD), uint64(other.USD))
 }
 
 // String formats a limit: 1000000 tokens and 5 usd per day.

@@ -53,6 +53,22 @@ func TestLimitCheck(t *testing.T) {
 	}
 }
 
+func TestLimitWithin(t *testing.T) {
+	t.Parallel()
+	day := Limit{Tokens: 2400, USD: 24, Per: PerDay}
+	for l, want := range map[Limit]bool{
+		day: true, {Tokens: 2400, Per: PerDay}: false, {2400, 24, PerTotal}: true, {2401, 24, PerTotal}: false, {100, 1, PerHour}: true,
+		{101, 1, PerHour}: false, {Per: PerTotal}: false, {2400, 24, PerMonth}: true,
+	} {
+		if got := l.Within(day); got != want {
+			t.Errorf("%v within %v: %v", l, day, got)
+		}
+	}
+	if (Limit{1, 1, PerHour}).Within(Limit{1 << 40, 1 << 40, PerTotal}) || !day.Within(Limit{Per: PerTotal}) {
+		t.Error("a limit without end")
+	}
+}
+
 func FuzzMoney(f *testing.F) {
 	for _, s := range []string{"5", "0.25", "1e9", "12345678.000000000001", ""} {
 		f.Add(s)

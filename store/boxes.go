@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store/document"
@@ -66,6 +67,9 @@ type Box struct {
 type BoxLimits struct {
 	Operator policy.Limits `json:"operator,omitzero"`
 	Own      policy.Limits `json:"own,omitzero"`
+
+	OperatorModel llm.Limit `json:"operator_model,omitzero"`
+	OwnModel      llm.Limit `json:"own_model,omitzero"`
 }
 
 // Attached describes the attached sandbox if the gateway did not launch the box itself.

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store/document"
@@ -50,6 +51,8 @@ type APIKey struct {
 	LastUsed  time.Time    `json:"last_used,omitzero"`  // to the minute; zero: never
 	// Quotas are its own quotas, by name. Records with the same ID have the same quotas.
 	Quotas map[string]int64 `json:"quotas,omitempty"`
+	// Model is its own limit of models, for all boxes that it has made.
+	Model llm.Limit `json:"model,omitzero"`
 }
 
 // isOperators reports whether a record is that of the operator's key. It is stored without ID and role, as all keys were
@@ -202,7 +205,7 @@ const maxAPIKeys = 1000
 func (db Keys) Create(like APIKey) (name.Secret, APIKey, error) {
 	key, now := NewKey(), time.Now().UTC()
 	fresh := APIKey{
-		ID: newKeyID(), Name: like.Name, Role: like.Role, Box: like.Box, ExpiresAt: like.ExpiresAt, Quotas: like.Quotas,
+		ID: newKeyID(), Name: like.Name, Role: like.Role, Box: like.Box, ExpiresAt: like.ExpiresAt, Quotas: like.Quotas, Model: like.Model,
 		Hash: HashKey(key.Reveal()), CreatedAt: now,
 	}
 	err := db.change(func(keys document.Table) error {
@@ -258,9 +261,9 @@ func (db Keys) Replace(id string, grace time.Duration) (name.Secret, APIKey, err
 	return key, fresh, nil
 }
 
-// SetQuotas sets or removes the quotas of the key of that ID, and returns its latest record. The error is
+// SetQuotas sets or removes the quotas and the limit of models of the key of that ID, and returns its latest record. The error is
 // [ErrNotFound] if the key does not exist.
-func (db Keys) SetQuotas(id string, quotas map[string]int64) (latest APIKey, err error) {
+func (db Keys) SetQuotas(id string, quotas map[string]int64, model llm.Limit) (latest APIKey, err error) {
 	err = db.change(func(keys document.Table) error {
 		all, err := readKeys(keys)
 		if err != nil {
@@ -270,7 +273,7 @@ func (db Keys) SetQuotas(id string, quotas map[string]int64) (latest APIKey, err
 			if k.ID != id {
 				continue
 			}
-			k.Quotas = quotas
+			k.Quotas, k.Model = quotas, model
 			if err := putKey(keys, k); err != nil {
 				return err
 			}

@@ -12,11 +12,11 @@ import (
 	"boxgate/store/layout"
 )
 
-// Models has the accounts of models: what boxes, API keys and all boxes together have used of them.
+// Models has the accounts of models: the use by boxes, by API keys and by all boxes together.
 type Models struct{ *file }
 
-// ModelAccount is what one account has used. Total plus Ahead is at least what it had used and reserved at any time until the next
-// write, so that a process that ends without a last write has forgotten nothing.
+// ModelAccount is the use of models by one account. Total plus Ahead is at least the amount used and reserved at any time until the next
+// write, so that a process that ends without a last write has lost no charge.
 type ModelAccount struct {
 	Total   ModelAmount `json:"total"`
 	Ahead   ModelAmount `json:"ahead,omitzero"`
@@ -52,7 +52,7 @@ type ModelSum struct {
 	USD        llm.Money `json:"usd,omitempty"`
 }
 
-// Keys of the accounts: that of all boxes together, and prefixes of those of boxes and API keys.
+// Keys of the accounts: of all boxes together, and prefixes for boxes and API keys.
 const (
 	ModelAccountOfAll = layout.Global
 	modelsOfBox       = "box "

@@ -3,6 +3,7 @@ package ui
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -51,7 +52,47 @@ type boxUsage struct {
 	BytesIn  uint64 `json:"bytes_in"`
 	BytesOut uint64 `json:"bytes_out"`
 	Disk     int64  `json:"disk_bytes"`
+
+	Models *modelUsage `json:"models"`
 }
+
+// modelUsage is the use of models by a box.
+type modelUsage struct {
+	modelSum
+	AssumedTokens int64         `json:"assumed_tokens"`
+	Models        []modelSum    `json:"models"`
+	Budgets       []modelBudget `json:"budgets"`
+}
+
+// modelSum is the use of one model, or of several. Model is text of the box.
+type modelSum struct {
+	Model      string  `json:"model"`
+	Requests   int64   `json:"requests"`
+	Input      int64   `json:"input_tokens"`
+	Output     int64   `json:"output_tokens"`
+	CacheRead  int64   `json:"cache_read_tokens"`
+	CacheWrite int64   `json:"cache_write_tokens"`
+	USD        float64 `json:"cost_usd"`
+}
+
+// Tokens returns all tokens.
+func (s modelSum) Tokens() int64 { return s.Input + s.Output + s.CacheRead + s.CacheWrite }
+
+// Cost formats the cost.
+func (s modelSum) Cost() string { return fmt.Sprintf("$%.4f", s.USD) }
+
+// modelBudget is a limit of models with its use.
+type modelBudget struct {
+	Of     string  `json:"of"`
+	Tokens int64   `json:"tokens"`
+	USD    float64 `json:"usd"`
+	Per    string  `json:"per"`
+	Ratio  float64 `json:"used_ratio"`
+	EndsAt int64   `json:"ends_at"`
+}
+
+// Used formats the used part of the limit.
+func (b modelBudget) Used() string { return fmt.Sprintf("%.0f %%", 100*b.Ratio) }
 
 // Label returns the name of the box, or its ID.
 func (b box) Label() string { return cmp.Or(b.Name, string(b.ID)) }

@@ -257,6 +257,7 @@ var grants = map[string]grant{
 	"getStatus":      admin | reads,
 	"getBoxCa":       own | reads,
 	"getCa":          own | reads,
+	"getModelUsage":  admin | reads,
 	"listSecrets":    admin | reads, // names, sources and ages
 	"refreshSecret":  admin | changes,
 	"rotateStoreKey": admin | changes,

@@ -53,6 +53,7 @@ type Host struct {
 	Env     map[string]name.Secret // of new boxes
 	Created []api.CreateRequest
 	Execs   []api.ExecRequest
+	Models  api.ModelUsage     // of all boxes
 	Sizes   []api.TerminalSize // all resizes of sessions
 
 	NotReady  error               // returned by Ready
@@ -464,6 +465,13 @@ func (h *Host) Secrets(context.Context) ([]api.SecretStatus, error) {
 	leave, err := h.beginCall()
 	defer leave()
 	return []api.SecretStatus{{Name: "openai", Source: "file /etc/boxgate/openai.key", Valid: true, Read: time.Now()}}, err
+}
+
+// ModelUsage implements the Models of [boxgate/api/gateway].
+func (h *Host) ModelUsage(context.Context) api.ModelUsage {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	return h.Models
 }
 
 // RefreshSecret implements the Secrets of [boxgate/api/gateway].

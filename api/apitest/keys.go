@@ -13,6 +13,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/audit/trail"
+	"boxgate/llm"
 	"boxgate/observe"
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -64,7 +65,7 @@ func (h *Host) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secret,
 		h.Keys = map[string]api.Key{}
 	}
 	n := len(h.Keys) + 1
-	k := api.Key{Caller: api.Caller{Key: fmt.Sprintf("key_%d", n), Name: req.Name, Role: req.Role, Box: req.Box}, CreatedAt: time.Now(), Quotas: req.Quotas}
+	k := api.Key{Caller: api.Caller{Key: fmt.Sprintf("key_%d", n), Name: req.Name, Role: req.Role, Box: req.Box}, CreatedAt: time.Now(), Quotas: req.Quotas, Model: req.Model}
 	if req.ExpiresIn > 0 {
 		k.ExpiresAt = time.Now().Add(req.ExpiresIn)
 	}
@@ -96,7 +97,7 @@ func (h *Host) ReplaceAPIKey(_ context.Context, key string, _ time.Duration) (na
 }
 
 // SetAPIKeyQuotas implements the Host of [boxgate/api/keys].
-func (h *Host) SetAPIKeyQuotas(_ context.Context, key string, named map[quota.Kind]int64) (api.Key, error) {
+func (h *Host) SetAPIKeyQuotas(_ context.Context, key string, named map[quota.Kind]int64, model *llm.Limit) (api.Key, error) {
 	leave, err := h.beginCall()
 	defer leave()
 	old, k := h.keyOf(key)
@@ -105,6 +106,9 @@ func (h *Host) SetAPIKeyQuotas(_ context.Context, key string, named map[quota.Ki
 	}
 	for kind, n := range named {
 		k.Quotas[kind] = n
+	}
+	if model != nil {
+		k.Model = *model
 	}
 	h.Keys[old] = k
 	return k, nil

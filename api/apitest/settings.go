@@ -9,6 +9,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/schedules"
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
@@ -80,6 +81,9 @@ func (h *Host) SetSource(_ context.Context, id policy.BoxID, source policy.Sourc
 	b.Source = source
 	return b.Box, nil
 }
+
+// HostModelLimit implements the Boxes of [boxgate/api/settings].
+func (*Host) HostModelLimit() llm.Limit { return llm.Limit{Tokens: 1000, Per: llm.PerDay} }
 
 // HostLimits implements the Host of [boxgate/api/settings].
 func (h *Host) HostLimits() policy.Limits {

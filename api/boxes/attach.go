@@ -59,7 +59,7 @@ func (b *attachBody) request(hasSecret func(string) bool) (api.AttachRequest, er
 	if err := p.Merge("", err); err != nil {
 		return api.AttachRequest{}, err
 	}
-	return api.AttachRequest{Attached: what, Search: search, Name: req.Name, Labels: req.Labels, Source: req.Source, Policy: req.Policy, Named: req.Named, Headers: req.Headers, LimitChange: req.LimitChange}, p.Err()
+	return api.AttachRequest{Attached: what, Search: search, Name: req.Name, Labels: req.Labels, Source: req.Source, Policy: req.Policy, Named: req.Named, Headers: req.Headers, LimitChange: req.LimitChange, ModelLimit: req.ModelLimit}, p.Err()
 }
 
 // sandbox returns the sandbox to attach, and the search list of its resolver: nil if it is not known.
@@ -165,6 +165,7 @@ func (e *Endpoints) attachBox(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if req.Limits, err = (api.BoxLimits{}).WithChange(api.CallerOf(r.Context()), e.Boxes.HostLimits(), req.LimitChange); err != nil {
 		return rest.Reply{}, err
 	}
+	req.Limits = req.Limits.WithModel(api.CallerOf(r.Context()), req.ModelLimit)
 	box, err := e.Host.AttachBox(r.Context(), req)
 	if err != nil {
 		return rest.Reply{}, err

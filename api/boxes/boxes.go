@@ -16,6 +16,7 @@ import (
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/strict"
+	"boxgate/llm"
 	"boxgate/policy"
 )
 
@@ -51,6 +52,8 @@ type Table interface {
 	Boxes(ctx context.Context, f api.BoxFilter) ([]api.Box, error)
 	// HostLimits returns the configured limits of every box.
 	HostLimits() policy.Limits
+	// HostModelLimit returns the configured limit of models of every box.
+	HostModelLimit() llm.Limit
 }
 
 // Snapshots gives access to the snapshots of boxes.
@@ -211,7 +214,7 @@ func namesOf(boxes []api.Box) map[policy.BoxID]string {
 	return names
 }
 
-// boxView is a box in JSON. Times are Unix seconds; cost figures are 0 because no prices are configured.
+// boxView is a box in JSON. Times are Unix seconds; the costs of tokens are 0 without prices in the configuration, and that of computing always.
 type boxView struct {
 	ID             policy.BoxID      `json:"id"`
 	CustomerID     string            `json:"customer_id"`
@@ -242,14 +245,14 @@ type boxView struct {
 	MCPServers     []api.MCPServer   `json:"mcp_servers,omitempty"`
 	GitUserName    string            `json:"git_user_name,omitempty"`
 	GitUserEmail   string            `json:"git_user_email,omitempty"`
-	InputTokens    int64             `json:"total_input_tokens"`
+	InputTokens    int64             `json:"total_input_tokens" doc:"of metered requests to models, cached tokens included; without any, as the harness reported them"`
 	OutputTokens   int64             `json:"total_output_tokens"`
-	Prompts        int64             `json:"total_prompts" doc:"runs of the agent; the tokens are as its harness reported them"`
+	Prompts        int64             `json:"total_prompts" doc:"runs of the agent"`
 	SessionID      history.Text      `json:"session_id,omitempty" doc:"the agent's last conversation"`
 	CPUNs          int64             `json:"total_cpu_ns" doc:"CPU time used by the box; a paused or idle box uses none"`
 	Usage          usageView         `json:"usage"`
 	ComputeCost    float64           `json:"total_compute_cost_usd"`
-	TokenCost      float64           `json:"total_token_cost_usd"`
+	TokenCost      float64           `json:"total_token_cost_usd" doc:"by the prices of the configuration"`
 	LastActivityAt int64             `json:"last_activity_at,omitempty"`
 	CreatedBy      string            `json:"created_by,omitempty" doc:"ID of the API key that created the box; absent: the operator's, or the box was attached"`
 	CreatedAt      int64             `json:"created_at"`
@@ -266,9 +269,13 @@ func viewBox(b api.Box) boxView {
 		Model: b.Hosted.Model, Agent: b.Hosted.Agent, AgentBaseURL: shownURL(b.Hosted), CustomRunner: b.Hosted.CustomRunner,
 		EnabledSkills: orEmpty(b.Hosted.Skills), MCPServers: b.Hosted.MCPServers,
 		GitUserName: b.Hosted.GitUserName, GitUserEmail: b.Hosted.GitUserEmail,
-		InputTokens: b.Hosted.Totals.InputTokens, OutputTokens: b.Hosted.Totals.OutputTokens, Prompts: b.Hosted.Totals.Prompts, SessionID: history.Text(b.Hosted.Session),
+		Prompts: b.Hosted.Totals.Prompts, SessionID: history.Text(b.Hosted.Session), TokenCost: b.Usage.Models.USD.Float(),
 		CPUNs: b.Usage.CPU.Nanoseconds(), Usage: viewUsage(b.Usage), LastActivityAt: max(b.LastActivity.Unix(), 0),
 		CreatedBy: b.CreatedBy, CreatedAt: max(b.CreatedAt.Unix(), 0), UpdatedAt: max(b.UpdatedAt.Unix(), 0), Warnings: problem.Views(b.Warnings),
+	}
+	v.InputTokens, v.OutputTokens = b.Hosted.Totals.InputTokens, b.Hosted.Totals.OutputTokens
+	if m := b.Usage.Models; m.Requests > 0 {
+		v.InputTokens, v.OutputTokens = rest.Tokens(llm.Add(m.Input, llm.Add(m.CacheRead, m.CacheWrite))), rest.Tokens(m.Output)
 	}
 	if l, audited := b.Policy.Audit(); audited {
 		v.AuditedUntil = l.ExpiresAt.Unix()
@@ -310,13 +317,15 @@ type usageView struct {
 	DiskFiles       int64  `json:"disk_files"`
 	DiskPartial     bool   `json:"disk_partial,omitempty" doc:"the count stopped early; there are more files"`
 	DiskCountedAt   int64  `json:"disk_counted_at,omitempty" doc:"absent: not yet"`
+
+	Models *rest.ModelView `json:"models,omitempty" doc:"use of models by metered requests (docs/metering.md); absent: none"`
 }
 
 func viewUsage(u api.Usage) usageView {
 	return usageView{
 		MemoryBytes: u.Memory, PeakMemoryBytes: u.PeakMemory, OOMKills: u.OOMKills, BytesIn: u.BytesIn, BytesOut: u.BytesOut,
 		DiskBytes: u.DiskBytes, DiskFiles: u.DiskFiles, DiskPartial: !u.DiskWhole && !u.DiskCountedAt.IsZero(),
-		DiskCountedAt: max(u.DiskCountedAt.Unix(), 0),
+		DiskCountedAt: max(u.DiskCountedAt.Unix(), 0), Models: rest.ViewModels(u.Models),
 	}
 }
 

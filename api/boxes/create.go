@@ -95,7 +95,7 @@ func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, er
 		return api.CreateRequest{}, err
 	}
 	req.Env = spec.Environment(&p, "/env_vars", b.EnvVars)
-	req.LimitChange = b.Limits.Change(&p, "/limits")
+	req.LimitChange, req.ModelLimit = b.Limits.Change(&p, "/limits"), b.Limits.Model(&p, "/limits")
 	req.Hosted, req.HostedSecrets = b.hosted(&p)
 	if err := b.network(&req, hasSecret, &p); err != nil {
 		return api.CreateRequest{}, err
@@ -332,6 +332,7 @@ func (e *Endpoints) permit(ctx context.Context, req *api.CreateRequest) error {
 	if req.Limits, err = req.Limits.WithChange(caller, e.Boxes.HostLimits(), req.LimitChange); err != nil {
 		return err
 	}
+	req.Limits = req.Limits.WithModel(caller, req.ModelLimit)
 	if err := access.Rules(ctx, req.Headers); err != nil || caller.Role == api.RoleAdmin || req.Snapshot == "" {
 		return err
 	}

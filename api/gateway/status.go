@@ -77,6 +77,12 @@ type Events interface {
 	RecentEvents(ctx context.Context, f api.EventFilter) (api.PastEvents, error)
 }
 
+// Models gives access to the use of models.
+type Models interface {
+	// ModelUsage returns the use of models by all boxes together, deleted ones included.
+	ModelUsage(ctx context.Context) api.ModelUsage
+}
+
 // Endpoints serves the gateway-wide endpoints.
 type Endpoints struct {
 	Boxes       Boxes
@@ -85,6 +91,7 @@ type Endpoints struct {
 	Secrets     Secrets
 	Authorities Authorities
 	Events      Events
+	Models      Models
 	Bodies      strict.Bodies
 	// Started is the time when the gateway began to serve.
 	Started time.Time
@@ -104,6 +111,7 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "POST", Path: "/v2/api-key/rotate", ID: "rotateApiKey", Summary: "Replace the operator's API key by a new one, written to the state directory; keys with names stay", Request: reflect.TypeFor[apiKeyBody](), Example: `{"grace":"1h"}`, Response: reflect.TypeFor[rest.OK](), Handle: e.rotateAPIKey},
 		{Method: "GET", Path: "/v2/secrets", ID: "listSecrets", Summary: "The secrets of the configuration with their sources and ages, without values", Response: reflect.TypeFor[secretsView](), Handle: e.listSecrets},
 		{Method: "POST", Path: "/v2/secrets/{name}/refresh", ID: "refreshSecret", Summary: "Discard the value of a secret, cut the connections that carry it, and read it again", Response: reflect.TypeFor[secretView](), Handle: e.refreshSecret},
+		{Method: "GET", Path: "/v2/usage/models", ID: "getModelUsage", Summary: "The use of models by all boxes together, deleted ones included, with the limit for all", Response: reflect.TypeFor[rest.ModelView](), Handle: e.modelUsage},
 		{Method: "GET", Path: "/v2/ca", ID: "getCa", Summary: "The CA that signs public URLs", Produces: []string{"application/x-pem-file"}, Handle: e.ingressCA},
 	}
 }
@@ -283,4 +291,13 @@ func (e *Endpoints) readyz(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 		return rest.Reply{}, &api.Error{Kind: api.ErrUnavailable, Message: "not ready; the gateway's log says what is missing", Cause: err}
 	}
 	return rest.Done(), nil
+}
+
+// modelUsage handles GET /v2/usage/models.
+func (e *Endpoints) modelUsage(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	view := rest.ViewModels(e.Models.ModelUsage(r.Context()))
+	if view == nil {
+		view = &rest.ModelView{}
+	}
+	return rest.Reply{Body: view}, nil
 }

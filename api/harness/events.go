@@ -38,7 +38,7 @@ type (
 		InputTokens  int64   `json:"input_tokens"`
 		OutputTokens int64   `json:"output_tokens"`
 		CachedTokens int64   `json:"cached_input_tokens"`
-		TotalCostUSD float64 `json:"total_cost_usd" doc:"always 0"`
+		TotalCostUSD float64 `json:"total_cost_usd" doc:"of metered requests to models; otherwise 0"`
 		SessionID    string  `json:"session_id"`
 	}
 	errorData struct {
@@ -56,6 +56,8 @@ type parser struct {
 	kill  func(error)                    // kills the harness
 	check func(string) (string, error)   // returns the answer in its final form, or why it is no answer; nil: any text is one
 	onEnd func()                         // called once the harness has reported the end of the run
+	// metered returns what the gateway has counted of the run's requests to models; nil: nothing is counted.
+	metered func() history.Metered
 
 	written int
 	line    []byte
@@ -173,7 +175,7 @@ func (p *parser) dispatch() {
 	}
 }
 
-// done handles the end of the run. Costs reported by the box are ignored.
+// done handles the end of the run. Costs reported by the box are ignored, and its counts of tokens where the gateway has its own.
 func (p *parser) done(data []byte) {
 	var d doneData
 	if json.Unmarshal(data, &d) != nil {
@@ -195,6 +197,12 @@ func (p *parser) endRun() {
 func (p *parser) answerOf(d *doneData) *history.Answer {
 	d.TotalCostUSD = 0
 	d.InputTokens, d.OutputTokens, d.CachedTokens = sum(d.InputTokens, p.before.InputTokens), sum(d.OutputTokens, p.before.OutputTokens), sum(d.CachedTokens, p.before.CachedTokens)
+	if p.metered != nil {
+		if m := p.metered(); m.Requests > 0 {
+			d.TotalCostUSD = m.USD.Float()
+			d.InputTokens, d.OutputTokens, d.CachedTokens = m.InputTokens(), int64(m.Output), int64(m.CacheRead)
+		}
+	}
 	d.SessionID = cleanLine(d.SessionID, 256)
 	return &history.Answer{SessionID: d.SessionID, InputTokens: d.InputTokens, OutputTokens: d.OutputTokens, CachedTokens: d.CachedTokens}
 }

@@ -5,6 +5,9 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"boxgate/api/history"
+	"boxgate/llm"
 )
 
 // parse feeds a parser in chunks of n bytes and returns the events it emitted.
@@ -72,4 +75,22 @@ func FuzzEvents(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestCountsOfTheGatewayReplaceThoseOfTheHarness: the end of a run has the counted tokens and their cost.
+func TestCountsOfTheGatewayReplaceThoseOfTheHarness(t *testing.T) {
+	t.Parallel()
+	metered := history.Metered{}
+	for want, usage := range map[string]llm.Usage{
+		`"input_tokens":1,"output_tokens":2,"cached_input_tokens":0,"total_cost_usd":0`:     {},
+		`"input_tokens":12,"output_tokens":5,"cached_input_tokens":2,"total_cost_usd":1.25`: {Input: 10, CacheRead: 2, Output: 5, Requests: 1},
+	} {
+		metered.Usage, metered.USD = usage, llm.Dollar+llm.Dollar/4
+		var end string
+		p := &parser{emit: func(_ string, data []byte) { end = string(data) }, metered: func() history.Metered { return metered }}
+		_, _ = p.Write([]byte("event: done\ndata: {\"output\":\"o\",\"input_tokens\":1,\"output_tokens\":2,\"total_cost_usd\":9}\n\n"))
+		if !strings.Contains(end, want) {
+			t.Errorf("the end is %s, want %s", end, want)
+		}
+	}
 }

@@ -67,6 +67,8 @@ type job struct {
 	model   string
 	schema  *schema.Schema // of the answer; nil: any text
 	answer  history.Answer // after the run
+	// metered returns the sums that the gateway has counted of the run's requests to models; nil: none.
+	metered func() history.Metered
 }
 
 // read parses a request for a run.

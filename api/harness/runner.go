@@ -81,6 +81,7 @@ func (e *Runner) exec(ctx context.Context, j *job, run *history.Run, to sink) (a
 		j.request.Env["PROMPT_FILES_PATH"] = name
 	}
 	e.installSkills(ctx, j.box)
+	j.metered = func() history.Metered { return e.History.MeteredBy(run) }
 	p, res, err := e.attempts(ctx, j, to)
 	if p.answer != nil {
 		j.answer = *p.answer
@@ -122,7 +123,7 @@ func (e *Runner) attempts(ctx context.Context, j *job, to sink) (*parser, api.Ex
 func (e *Runner) attempt(ctx context.Context, j *job, to sink, command []string, before history.Answer) (*parser, api.ExecResult, error) {
 	running, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	p := &parser{emit: to.event, kill: stop, before: before, onEnd: func() {
+	p := &parser{emit: to.event, kill: stop, before: before, metered: j.metered, onEnd: func() {
 		late := time.AfterFunc(lingerTimeout, func() { stop(errLingers) })
 		context.AfterFunc(running, func() { late.Stop() })
 	}}

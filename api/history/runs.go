@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/api/stream"
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/quota"
 )
@@ -44,6 +46,50 @@ type Run struct {
 	exitCode *int
 	cancel   context.CancelCauseFunc // nil once ended
 	output   []byte                  // the first maxRunOutput bytes
+	metered  Metered                 // its requests to models
+}
+
+// Metered is the cost of the requests of a run to models, as counted by the gateway.
+type Metered struct {
+	llm.Usage
+	USD llm.Money
+}
+
+// InputTokens returns all tokens of requests, cached ones included.
+func (m Metered) InputTokens() int64 {
+	return int64(min(llm.Add(m.Input, llm.Add(m.CacheRead, m.CacheWrite)), math.MaxInt64))
+}
+
+// Charge returns the function that adds the cost of a request, which the box begins now, to a run: of an agent if one runs, or else of a
+// command; of several the one that began last. nil: no run.
+func (h *History) Charge(box policy.BoxID) func(llm.Usage, llm.Money) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	b := h.boxes[box]
+	if b == nil {
+		return nil
+	}
+	var run *Run
+	for _, r := range b.runs {
+		if r.cancel != nil && (run == nil || r.view.Type == Agent || run.view.Type != Agent) {
+			run = r
+		}
+	}
+	if run == nil {
+		return nil
+	}
+	return func(u llm.Usage, usd llm.Money) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		run.metered.Usage, run.metered.USD = run.metered.Plus(u), run.metered.USD.Plus(usd)
+	}
+}
+
+// MeteredBy returns the cost of the requests of a run to models so far.
+func (h *History) MeteredBy(r *Run) Metered {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return r.metered
 }
 
 // ID returns the ID of the run.
@@ -66,10 +112,10 @@ type RunView struct {
 	Prompt         string       `json:"prompt" doc:"the command as written, or the prompt"`
 	Model          string       `json:"model,omitempty"`
 	Output         Text         `json:"output,omitempty" doc:"answer of an agent; for the output of a command, get the run itself"`
-	InputTokens    int64        `json:"input_tokens"`
+	InputTokens    int64        `json:"input_tokens" doc:"as the gateway has counted them; without metered requests as the harness reports them"`
 	OutputTokens   int64        `json:"output_tokens"`
 	CachedTokens   int64        `json:"cached_input_tokens,omitempty"`
-	CostUSD        float64      `json:"cost_usd"`
+	CostUSD        float64      `json:"cost_usd" doc:"of metered requests to models, by the prices of the configuration"`
 	ComputeCostUSD float64      `json:"compute_cost_usd"`
 	DurationMS     int64        `json:"duration_ms"`
 	CPUNs          int64        `json:"cpu_ns" doc:"CPU time of the command and its descendants, until it ended"`
@@ -237,6 +283,10 @@ func (r *Run) viewLocked() RunView {
 	v := r.view
 	if r.cancel != nil {
 		v.DurationMS = time.Since(v.began).Milliseconds()
+	}
+	if m := r.metered; m.Usage != (llm.Usage{}) {
+		v.InputTokens, v.OutputTokens, v.CachedTokens = m.InputTokens(), int64(m.Output), int64(m.CacheRead)
+		v.CostUSD = m.USD.Float()
 	}
 	return v
 }

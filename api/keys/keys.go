@@ -3,6 +3,7 @@ package keys
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"reflect"
 	"slices"
@@ -12,8 +13,10 @@ import (
 	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/api/spec"
 	"boxgate/api/strict"
 	"boxgate/internal/lazyregexp"
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/quota"
@@ -30,8 +33,8 @@ type Host interface {
 	// ReplaceAPIKey gives a key a new value. The old one stops working after grace.
 	ReplaceAPIKey(ctx context.Context, key string, grace time.Duration) (name.Secret, api.Key, error)
 	// SetAPIKeyQuotas overrides the named quotas of a key and leaves the others unchanged. 0 removes the override, so
-	// that the configured quota applies again.
-	SetAPIKeyQuotas(ctx context.Context, key string, named map[quota.Kind]int64) (api.Key, error)
+	// that the configured quota applies again. model is its limit of models, nil: unchanged; not set: the configured one.
+	SetAPIKeyQuotas(ctx context.Context, key string, named map[quota.Kind]int64, model *llm.Limit) (api.Key, error)
 	// DeleteAPIKey revokes a key. Revoking the operator's own key is an ErrConflict.
 	DeleteAPIKey(ctx context.Context, key string) (api.Key, error)
 }
@@ -72,11 +75,19 @@ type createKeyBody struct {
 	ExpiresIn string   `json:"expires_in,omitempty" doc:"how long the key works, such as 2160h; absent: until it is revoked"`
 
 	Quotas map[string]int64 `json:"quotas,omitempty" doc:"quotas of this key, by name (docs/keys.md); absent: the configured ones"`
+	Model  modelLimit       `json:"model,omitempty" doc:"what models may cost the boxes that the key makes (docs/metering.md); absent: as configured"`
 }
+
+// modelLimit is a limit of models in a body.
+type modelLimit struct{ json.RawMessage }
+
+// Forms describes the limit.
+func (modelLimit) Forms() []reflect.Type { return []reflect.Type{reflect.TypeFor[llm.Limit]()} }
 
 // changeKeyBody changes a key.
 type changeKeyBody struct {
-	Quotas map[string]int64 `json:"quotas" doc:"quotas to change, by name; 0 restores the configured quota. Other quotas stay unchanged"`
+	Quotas map[string]int64 `json:"quotas,omitempty" doc:"quotas to change, by name; 0 restores the configured quota. Other quotas stay unchanged"`
+	Model  modelLimit       `json:"model,omitempty" doc:"limit of models; null restores the configured one"`
 }
 
 // replaceKeyBody asks for a new value of a key.
@@ -96,6 +107,9 @@ type apiKeyView struct {
 
 	Quotas map[string]int64   `json:"quotas,omitempty" doc:"quotas set for this key"`
 	Use    map[string]useView `json:"use,omitempty" doc:"only in lists: the key's usage of each quota"`
+
+	Model    *llm.Limit      `json:"model,omitempty" doc:"limit of models set for this key"`
+	ModelUse *rest.ModelView `json:"model_use,omitempty" doc:"only in lists: the use of models by the boxes that the key has made; absent: none"`
 }
 
 // useView is a key's usage of a quota.
@@ -143,10 +157,14 @@ type apiKeysView struct {
 }
 
 func view(k api.Key) apiKeyView {
-	return apiKeyView{
+	v := apiKeyView{
 		ID: k.Key, Name: k.Name, Role: k.Role, BoxID: k.Box, CreatedAt: formatTime(k.CreatedAt), ExpiresAt: formatTime(k.ExpiresAt), LastUsed: formatTime(k.LastUsed),
 		Quotas: k.Quotas.Map(),
 	}
+	if k.Model.IsSet() {
+		v.Model = &k.Model
+	}
+	return v
 }
 
 func formatTime(t time.Time) string {
@@ -193,6 +211,12 @@ func (e *Endpoints) create(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if body.Role == api.RoleAdmin && len(body.Quotas) > 0 {
 		p.Add("/quotas", "an admin key has no quotas")
 	}
+	if model := spec.ModelLimit(&p, "/model", body.Model.RawMessage); model != nil {
+		req.Model = *model
+	}
+	if body.Role == api.RoleAdmin && req.Model.IsSet() {
+		p.Add("/model", "an admin key has no limit of models")
+	}
 	if err := p.Err(); err != nil {
 		return rest.Reply{}, err
 	}
@@ -219,6 +243,7 @@ func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	for _, k := range found {
 		v := view(k)
 		v.Use = usesOf(k.Uses)
+		v.ModelUse = rest.ViewModels(k.ModelUsage)
 		views.Keys = append(views.Keys, v)
 	}
 	return rest.Reply{Body: views}, nil
@@ -239,13 +264,14 @@ func (e *Endpoints) change(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	}
 	var p problem.List
 	set := quotas(&p, body.Quotas, 0)
-	if len(body.Quotas) == 0 {
+	model := spec.ModelLimit(&p, "/model", body.Model.RawMessage)
+	if len(body.Quotas) == 0 && model == nil && p.Err() == nil {
 		p.Add("/quotas", "names at least one quota to change")
 	}
 	if err := p.Err(); err != nil {
 		return rest.Reply{}, err
 	}
-	made, err := e.Host.SetAPIKeyQuotas(r.Context(), r.PathValue("api_key"), set)
+	made, err := e.Host.SetAPIKeyQuotas(r.Context(), r.PathValue("api_key"), set, model)
 	if err != nil {
 		return rest.Reply{}, err
 	}

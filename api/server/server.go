@@ -79,6 +79,7 @@ type Services struct {
 	Secrets     gateway.Secrets
 	Authorities gateway.Authorities
 	Approvals   approvals.Host
+	Models      gateway.Models
 }
 
 // Config configures [New]. The services and FindKey are required.
@@ -303,7 +304,7 @@ func (a *API) packages() []endpoints {
 		{"audit", "The audit trail", &trailapi.Endpoints{Boxes: a.Boxes, Host: a.TrailReader, Stopping: a.stopping}},
 		{"reports", "Reports for auditors", report.New(a.Boxes, a.Decisions, a.TrailReader, a.Secrets, a.Versions)},
 		{"gateway", "The gateway itself", &gateway.Endpoints{
-			Boxes: a.Boxes, Health: a.Health, Store: a.Store, Secrets: a.Secrets, Authorities: a.Authorities, Events: a.Decisions, Bodies: bodies, Started: a.started,
+			Boxes: a.Boxes, Health: a.Health, Store: a.Store, Secrets: a.Secrets, Authorities: a.Authorities, Events: a.Decisions, Models: a.Models, Bodies: bodies, Started: a.started,
 		}},
 	}
 }

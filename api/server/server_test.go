@@ -75,13 +75,14 @@ type anything interface {
 	gateway.Store
 	gateway.Secrets
 	gateway.Authorities
+	gateway.Models
 	approvals.Host
 }
 
 func services(h anything) Services {
 	return Services{
 		Boxes: h, Life: h, Lifecycle: h, Commands: h, Sessions: h, Files: h, Git: h, Rules: h, BoxRules: h, Explain: h, Settings: h, Decisions: h, Versions: h,
-		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Doctor: h, Captures: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h, Approvals: h,
+		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Doctor: h, Captures: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h, Approvals: h, Models: h,
 	}
 }
 

@@ -1,10 +1,12 @@
 package settings_test
 
 import (
+	"slices"
 	"testing"
 
 	"boxgate/api"
 	"boxgate/api/apitest"
+	"boxgate/llm"
 	"boxgate/policy"
 )
 
@@ -81,4 +83,40 @@ func TestKeysThatAreNoAdminsLowerLimits(t *testing.T) {
 	host[policy.LimitSend] = 1 << 20 // the operator lowers the limit of all boxes
 	b.Own[policy.LimitSend] = 2 << 20
 	is(policy.LimitSend, 1<<20)
+}
+
+// TestModelLimitOfABox sets limits of models: an admin key's replaces the configured one, another key's applies besides it.
+func TestModelLimitOfABox(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	path := api.BoxPath(f.host.Add(t, api.CreateRequest{Name: "web"}), "config", "limits")
+	f.Expect(t, 200, "GET", path, "", `"model":{"limits":[{"tokens":1000,"per":"day"}]}`)
+	f.Expect(t, 200, "PATCH", path, `{"limits":{"model":{"usd":0.5,"per":"hour"}}}`, `"model":{"limits":[{"usd":0.5,"per":"hour"}],"operator":{"usd":0.5,"per":"hour"}}`)
+	f.Expect(t, 200, "PATCH", path, `{"limits":{"connections":50}}`, `"operator":{"usd":0.5,"per":"hour"}`)
+	f.Expect(t, 200, "PATCH", path, `{"limits":{"model":{}}}`, `"model":{"limits":[],"operator":{"per":"total"}}`)
+	f.Expect(t, 200, "PATCH", path, `{"limits":{"model":null}}`, `"model":{"limits":[{"tokens":1000,"per":"day"}]}`)
+	for body, words := range map[string]string{
+		`{"limits":{"model":5}}`: "/limits/model", `{"limits":{"model":{"tokens":-1,"per":"day"}}}`: "/limits/model", `{"limits":{"model":{"tokens":1}}}`: "needs a period",
+		`{"limits":{"model":{"tokens":1,"per":"week"}}}`: "unknown period", `{"limits":{"model":{"usd":1e9,"per":"day"}}}`: "/limits/model", `{"limits":{"model":{"euro":1}}}`: "/limits/model",
+	} {
+		f.Expect(t, 422, "PATCH", path, body, words)
+	}
+	weak, admin := api.Caller{Key: "key_1", Role: api.RoleBox}, api.Caller{Key: "key_2", Role: api.RoleAdmin}
+	host, low, high := llm.Limit{Tokens: 1000, Per: llm.PerDay}, llm.Limit{Tokens: 10, Per: llm.PerDay}, llm.Limit{Tokens: 1 << 40, Per: llm.PerTotal}
+	var b api.BoxLimits
+	for _, step := range []struct {
+		caller api.Caller
+		set    llm.Limit
+		want   []llm.Limit
+	}{
+		{weak, high, []llm.Limit{host, high}}, {weak, llm.Limit{Per: llm.PerTotal}, []llm.Limit{host}}, {weak, low, []llm.Limit{host, low}},
+		{admin, high, []llm.Limit{high}}, {weak, low, []llm.Limit{high, low}}, {weak, llm.Limit{}, []llm.Limit{high}}, {admin, llm.Limit{}, []llm.Limit{host}},
+	} {
+		if b = b.WithModel(step.caller, &step.set); !slices.Equal(b.Models(host), step.want) {
+			t.Errorf("after %v by %s: %v, want %v", step.set, step.caller.Role, b.Models(host), step.want)
+		}
+	}
+	if again := b.WithModel(weak, nil); again != b {
+		t.Errorf("no change: %+v", again)
+	}
 }

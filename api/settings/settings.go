@@ -17,6 +17,7 @@ import (
 	"boxgate/api/rest"
 	"boxgate/api/spec"
 	"boxgate/api/strict"
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/name"
 )
@@ -61,6 +62,8 @@ type Boxes interface {
 	rest.Finder
 	// HostLimits returns the configured limits of every box.
 	HostLimits() policy.Limits
+	// HostModelLimit returns the configured limit of models of every box.
+	HostModelLimit() llm.Limit
 }
 
 // Endpoints serves the settings.
@@ -190,10 +193,26 @@ type limitsView struct {
 	Limits   map[string]int64 `json:"limits" doc:"all effective limits of the box; 0: no limit"`
 	Operator map[string]int64 `json:"operator" doc:"limits set with an admin key, overriding the configured ones"`
 	Own      map[string]int64 `json:"own" doc:"limits set with other keys, which count only where they are lower"`
+	Model    modelLimitsView  `json:"model" doc:"limits of models (docs/metering.md)"`
 }
 
-func viewLimits(host policy.Limits, b api.BoxLimits) limitsView {
-	return limitsView{Limits: b.Effective(host).Map(), Operator: b.Operator.Map(), Own: b.Own.Map()}
+type modelLimitsView struct {
+	Limits   []llm.Limit `json:"limits" doc:"all that apply to the box"`
+	Operator *llm.Limit  `json:"operator,omitempty" doc:"set with an admin key, overriding the configured one"`
+	Own      *llm.Limit  `json:"own,omitempty" doc:"set with another key, besides the first"`
+}
+
+func viewLimits(boxes Boxes, b api.BoxLimits) limitsView {
+	host := boxes.HostLimits()
+	v := limitsView{Limits: b.Effective(host).Map(), Operator: b.Operator.Map(), Own: b.Own.Map()}
+	v.Model.Limits = append([]llm.Limit{}, b.Models(boxes.HostModelLimit())...)
+	if b.OperatorModel.IsSet() {
+		v.Model.Operator = &b.OperatorModel
+	}
+	if b.OwnModel.IsSet() {
+		v.Model.Own = &b.OwnModel
+	}
+	return v
 }
 
 // getLimits handles GET /v2/box/{id}/config/limits.
@@ -202,7 +221,7 @@ func (e *Endpoints) getLimits(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.Reply{Body: viewLimits(e.Boxes.HostLimits(), box.Limits)}, nil
+	return rest.Reply{Body: viewLimits(e.Boxes, box.Limits)}, nil
 }
 
 // changeLimits handles PATCH /v2/box/{id}/config/limits.
@@ -212,9 +231,9 @@ func (e *Endpoints) changeLimits(w http.ResponseWriter, r *http.Request) (rest.R
 		return rest.Reply{}, err
 	}
 	var p problem.List
-	change := body.Limits.Change(&p, "/limits")
-	if len(change) == 0 && p.Err() == nil {
-		p.Add("/limits", "is required; there are %s", policy.LimitNames())
+	change, model := body.Limits.Change(&p, "/limits"), body.Limits.Model(&p, "/limits")
+	if len(change) == 0 && model == nil && p.Err() == nil {
+		p.Add("/limits", "is required; there are %s and model", policy.LimitNames())
 	}
 	if err := p.Err(); err != nil {
 		return rest.Reply{}, err
@@ -225,7 +244,8 @@ func (e *Endpoints) changeLimits(w http.ResponseWriter, r *http.Request) (rest.R
 	}
 	caller := api.CallerOf(r.Context())
 	box, err = e.Rules.SetLimits(r.Context(), box.ID, func(now api.BoxLimits) (api.BoxLimits, error) {
-		return now.WithChange(caller, e.Boxes.HostLimits(), change)
+		next, err := now.WithChange(caller, e.Boxes.HostLimits(), change)
+		return next.WithModel(caller, model), err
 	})
 	if err != nil {
 		return rest.Reply{}, err
@@ -234,11 +254,14 @@ func (e *Endpoints) changeLimits(w http.ResponseWriter, r *http.Request) (rest.R
 	for limit := range maps.Keys(change) {
 		names = append(names, limit.String())
 	}
+	if model != nil {
+		names = append(names, "model")
+	}
 	slices.Sort(names)
-	view := viewLimits(e.Boxes.HostLimits(), box.Limits)
+	view := viewLimits(e.Boxes, box.Limits)
 	e.History.Log(box.ID, "info", "user", "limits changed: %v", names)
 	return rest.Reply{
-		Body: view, Change: &rest.Change{Box: box.ID, What: map[string]any{"limits": map[string]any{"operator": view.Operator, "own": view.Own}}},
+		Body: view, Change: &rest.Change{Box: box.ID, What: map[string]any{"limits": map[string]any{"operator": view.Operator, "own": view.Own, "model": view.Model}}},
 	}, nil
 }
 

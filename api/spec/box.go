@@ -3,6 +3,7 @@
 package spec
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"path"
@@ -14,6 +15,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/internal/lazyregexp"
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/name"
 )
@@ -203,6 +205,8 @@ type LimitsForm struct {
 	Receive        int64 `json:"receive_bytes_per_second,omitempty" doc:"0: no limit"`
 	Quota          int64 `json:"quota,omitempty" doc:"bytes in a period of limits.quota_period; 0: no limit"`
 	Memory         int64 `json:"memory,omitempty" doc:"bytes that the gateway holds for the box"`
+
+	Model *llm.Limit `json:"model,omitempty" doc:"what models may cost (docs/metering.md); an object without tokens and usd: no limit"`
 }
 
 // Change reads the limits at a pointer. The body has been checked to be JSON without duplicate keys.
@@ -218,9 +222,12 @@ func (l Limits) Change(p *problem.List, at string) api.LimitChange {
 	change := api.LimitChange{}
 	for name, text := range entries {
 		one := at + "/" + problem.EscapeKey(problem.Clip(name))
+		if name == modelLimit {
+			continue // see Model
+		}
 		limit, known := policy.LimitNamed(name)
 		if !known {
-			p.Add(one, "is no limit that a box can have of its own; there are %s", policy.LimitNames())
+			p.Add(one, "is no limit that a box can have of its own; there are %s and %s", policy.LimitNames(), modelLimit)
 			continue
 		}
 		if string(text) == "null" {
@@ -240,4 +247,39 @@ func (l Limits) Change(p *problem.List, at string) api.LimitChange {
 		change[limit] = value
 	}
 	return change
+}
+
+// modelLimit is the name of the limit of models among the limits.
+const modelLimit = "model"
+
+// Model reads the limit of models at a pointer; nil: it is not given. The body has been checked to be JSON without duplicate keys.
+func (l Limits) Model(p *problem.List, at string) *llm.Limit {
+	var entries map[string]json.RawMessage
+	if json.Unmarshal(l.RawMessage, &entries) != nil || entries[modelLimit] == nil {
+		return nil // Change reports it
+	}
+	return ModelLimit(p, at+"/"+modelLimit, entries[modelLimit])
+}
+
+// ModelLimit reads a limit of models at a pointer; null is one that is not set, and no text is nil.
+func ModelLimit(p *problem.List, at string, text json.RawMessage) *llm.Limit {
+	switch string(text) {
+	case "":
+		return nil
+	case "null":
+		return &llm.Limit{}
+	}
+	var limit llm.Limit
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	err := decoder.Decode(&limit)
+	if err != nil {
+		p.Add(at, `must be an object such as {"tokens":1000000,"usd":5,"per":"day"}, or null for that of the configuration`)
+		return nil
+	}
+	if limit, err = limit.Check(); err != nil {
+		p.Add(at, "%v", err)
+		return nil
+	}
+	return &limit
 }

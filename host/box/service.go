@@ -28,6 +28,12 @@ import (
 	"boxgate/store"
 )
 
+// Models has the accounts of models of boxes; implemented by [boxgate/host/models].
+type Models interface {
+	// Forget drops the account of a deleted box.
+	Forget(policy.BoxID)
+}
+
 // Config configures a [Service].
 type Config struct {
 	Config      config.Config
@@ -39,6 +45,7 @@ type Config struct {
 	Visitors    *ingress.Ingress
 	Usage       *usage.Service
 	Meter       *meter.Meter
+	Models      Models
 	Quota       *rules.Quota
 	Settings    *Settings
 	Snapshots   *Snapshots
@@ -60,6 +67,7 @@ type Service struct {
 	visitors  *ingress.Ingress
 	usage     *usage.Service
 	meter     *meter.Meter
+	models    Models
 	quota     *rules.Quota
 	settings  *Settings
 	snapshots *Snapshots
@@ -77,7 +85,7 @@ func New(c Config) (*Service, error) {
 	}
 	l := &Service{
 		Provisioner: c.Provisioner, cfg: c.Config, addrs: c.Addresses, audit: c.Audit, firewall: c.Firewall, boxes: c.Boxes, visitors: c.Visitors, usage: c.Usage,
-		meter: c.Meter, quota: c.Quota, settings: c.Settings, snapshots: c.Snapshots, schedules: c.Schedules, history: c.History, holdings: c.Holdings,
+		meter: c.Meter, models: c.Models, quota: c.Quota, settings: c.Settings, snapshots: c.Snapshots, schedules: c.Schedules, history: c.History, holdings: c.Holdings,
 		cutRemote: c.CutRemote,
 	}
 	l.follower = sandboxwatch.New(followed{l}, l.log)
@@ -192,6 +200,7 @@ func (l *Service) removeBox(b *state.Box) error {
 		l.audit.Forget(b.ID)
 		l.history.Forget(b.ID)
 		l.meter.Forget(b.ID)
+		l.models.Forget(b.ID)
 		l.schedules.Forget(b.ID)
 	}()
 	fault.Mark(context.Background(), "delete: record gone")

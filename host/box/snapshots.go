@@ -15,6 +15,7 @@ import (
 	"boxgate/host/keys"
 	"boxgate/host/snapshots"
 	"boxgate/host/state"
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store"
@@ -155,13 +156,25 @@ func (s *Snapshots) limits(ctx context.Context, before api.BoxLimits, req *api.C
 			before.Operator[limit] = 0
 		}
 	}
+	if !admin && !before.OperatorModel.Within(s.boxes.ModelLimit) {
+		before.OperatorModel = llm.Limit{}
+	}
+	if req.ModelLimit != nil {
+		before.OwnModel = llm.Limit{}
+		if admin {
+			before.OperatorModel = llm.Limit{}
+		}
+	}
 	for limit := range req.LimitChange {
 		before.Own[limit] = 0
 		if admin {
 			before.Operator[limit] = 0
 		}
 	}
-	return api.BoxLimits{Operator: req.Limits.Operator.Over(before.Operator), Own: req.Limits.Own.Over(before.Own)}
+	return api.BoxLimits{
+		Operator: req.Limits.Operator.Over(before.Operator), Own: req.Limits.Own.Over(before.Own),
+		OperatorModel: cmp.Or(req.Limits.OperatorModel, before.OperatorModel), OwnModel: cmp.Or(req.Limits.OwnModel, before.OwnModel),
+	}
 }
 
 // sweepLayers removes layers that only a deleted box used.

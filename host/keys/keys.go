@@ -18,6 +18,7 @@ import (
 	"boxgate/api"
 	"boxgate/host/change"
 	"boxgate/internal/required"
+	"boxgate/llm"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
 	quotas "boxgate/quota"
@@ -33,12 +34,21 @@ type Store interface {
 	Verify() (store.VerifyReport, error)
 }
 
+// Models has the limits of models of API keys; implemented by [boxgate/host/models].
+type Models interface {
+	SetKey(store.APIKey)
+	RemoveKey(id string)
+	// Key returns the use of models by the boxes that a key has made.
+	Key(id string) api.ModelUsage
+}
+
 // Config configures a [Service].
 type Config struct {
 	Log    *zap.Logger
 	Store  Store
 	Keys   store.Keys
 	Quotas *quotas.Book
+	Models Models
 	// Changed is called after keys were replaced or revoked, so that open requests are checked again.
 	Changed func()
 }
@@ -50,6 +60,7 @@ type Service struct {
 	store   Store
 	keys    store.Keys
 	quotas  *quotas.Book
+	models  Models
 	changed func()
 
 	settingQuotas sync.Mutex // serialises read-modify-write of quotas
@@ -60,7 +71,7 @@ func New(c Config) (*Service, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
 	}
-	k := &Service{log: c.Log, store: c.Store, keys: c.Keys, quotas: c.Quotas, changed: c.Changed}
+	k := &Service{log: c.Log, store: c.Store, keys: c.Keys, quotas: c.Quotas, models: c.Models, changed: c.Changed}
 	return k, k.loadQuotas()
 }
 
@@ -121,6 +132,7 @@ func (k *Service) APIKeys(context.Context) ([]api.Key, error) {
 	for _, found := range all {
 		v := keyView(found)
 		v.Uses = k.quotas.Use(v.Holder())
+		v.ModelUsage = k.models.Key(found.ID)
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b api.Key) int {
@@ -130,12 +142,12 @@ func (k *Service) APIKeys(context.Context) ([]api.Key, error) {
 }
 
 func keyView(k store.APIKey) api.Key {
-	return api.Key{Caller: CallerOf(k), CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt, LastUsed: k.LastUsed, Quotas: quotas.LimitsFromMap(k.Quotas)}
+	return api.Key{Caller: CallerOf(k), CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt, LastUsed: k.LastUsed, Quotas: quotas.LimitsFromMap(k.Quotas), Model: k.Model}
 }
 
 // CreateAPIKey implements the Host of [boxgate/api/keys].
 func (k *Service) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secret, api.Key, error) {
-	like := store.APIKey{Name: req.Name, Role: string(req.Role), Box: req.Box, Quotas: req.Quotas.Map()}
+	like := store.APIKey{Name: req.Name, Role: string(req.Role), Box: req.Box, Quotas: req.Quotas.Map(), Model: req.Model}
 	if req.ExpiresIn > 0 {
 		like.ExpiresAt = time.Now().UTC().Add(req.ExpiresIn)
 	}
@@ -149,6 +161,7 @@ func (k *Service) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secr
 		return name.Secret{}, api.Key{}, change.NotStored(k.log, "the API key could not be stored, nothing was made", err)
 	}
 	k.quotas.Set(CallerOf(made).Holder(), req.Quotas)
+	k.models.SetKey(made)
 	k.log.Info("an API key was made", zap.String("key", made.ID), zap.String("name", made.Name), zap.String("role", made.Role))
 	return key, keyView(made), nil
 }
@@ -206,12 +219,13 @@ func (k *Service) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, err
 	}
 	k.changed()
 	k.quotas.Set(CallerOf(old).Holder(), quotas.Limits{})
+	k.models.RemoveKey(old.ID)
 	k.log.Info("an API key was revoked", zap.String("key", old.ID), zap.String("name", old.Name))
 	return keyView(old), nil
 }
 
 // SetAPIKeyQuotas implements the Host of [boxgate/api/keys].
-func (k *Service) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[quotas.Kind]int64) (api.Key, error) {
+func (k *Service) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[quotas.Kind]int64, model *llm.Limit) (api.Key, error) {
 	k.settingQuotas.Lock()
 	defer k.settingQuotas.Unlock()
 	old, err := k.findKey(idOrName)
@@ -225,7 +239,11 @@ func (k *Service) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[
 	for kind, n := range named {
 		own[kind] = n
 	}
-	set, err := k.keys.SetQuotas(old.ID, own.Map())
+	limit := old.Model
+	if model != nil {
+		limit = *model
+	}
+	set, err := k.keys.SetQuotas(old.ID, own.Map(), limit)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return api.Key{}, api.ErrNotFound
@@ -233,7 +251,8 @@ func (k *Service) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[
 		return api.Key{}, change.NotStored(k.log, "the quotas of the API key could not be stored; the previous ones apply", err)
 	}
 	k.quotas.Set(CallerOf(set).Holder(), own)
-	k.log.Info("the quotas of an API key were changed", zap.String("key", set.ID), zap.String("name", set.Name), zap.Any("quotas", set.Quotas))
+	k.models.SetKey(set)
+	k.log.Info("the quotas of an API key were changed", zap.String("key", set.ID), zap.String("name", set.Name), zap.Any("quotas", set.Quotas), zap.Stringer("model", set.Model))
 	return keyView(set), nil
 }
 

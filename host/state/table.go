@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"boxgate/api"
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/name"
 )
@@ -20,6 +21,8 @@ import (
 type Table struct {
 	// Limits are the configured limits of each box.
 	Limits policy.Limits
+	// ModelLimit is the configured limit of models of each box.
+	ModelLimit llm.Limit
 
 	// HandedOver is set once another process owns the boxes' state.
 	HandedOver atomic.Bool
@@ -46,6 +49,9 @@ func (t *Table) EffectiveLimits(l api.BoxLimits) policy.Limits {
 
 // HostLimits implements the Hosts of [boxgate/api/boxes] and [boxgate/api/settings].
 func (t *Table) HostLimits() policy.Limits { return t.Limits }
+
+// HostModelLimit implements the Boxes of [boxgate/api/settings].
+func (t *Table) HostModelLimit() llm.Limit { return t.ModelLimit }
 
 // Remove removes a box.
 func (t *Table) Remove(id policy.BoxID) {

@@ -402,11 +402,14 @@ func (u *Service) SetInitCommand(_ context.Context, id policy.BoxID, command str
 // Listing lists boxes with their resource usage.
 type Listing struct {
 	*state.Table
-	meter *meter.Meter
+	meter  *meter.Meter
+	models func(policy.BoxID) api.ModelUsage
 }
 
-// NewListing returns a Listing of the boxes in a table.
-func NewListing(boxes *state.Table, m *meter.Meter) *Listing { return &Listing{boxes, m} }
+// NewListing returns a Listing of the boxes in a table. models returns the use of models by a box.
+func NewListing(boxes *state.Table, m *meter.Meter, models func(policy.BoxID) api.ModelUsage) *Listing {
+	return &Listing{boxes, m, models}
+}
 
 // Box implements the Finder of [boxgate/api/rest].
 func (l *Listing) Box(_ context.Context, idOrName string) (api.Box, error) {
@@ -439,6 +442,7 @@ func (l *Listing) withUsage(v api.Box, fresh bool) api.Box {
 		l.meter.Refresh(v.ID)
 	}
 	v.Usage = usageView(l.meter.Of(v.ID))
+	v.Usage.Models = l.models(v.ID)
 	return v
 }
 

@@ -120,13 +120,13 @@ launcher/process: policy launcher/oci
 launcher/snapshot: launcher/files launcher/image launcher/namespace internal/lazyregexp
 launcher/terminal:
 launcher/trash: launcher/files
-api: policy audit quota observe/replay policy/authority
+api: policy audit quota observe/replay policy/authority llm
 api/access: policy rule api api/problem
-api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota observe observe/replay policy/authority doctor proxy/har
+api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota observe observe/replay policy/authority doctor proxy/har llm
 api/approvals: policy api api/apitest api/change api/history api/problem api/rest api/strict
 api/capture: policy api quota
 api/change: policy api api/rest policy/policytest
-api/boxes: policy agents api api/access api/change api/history api/problem api/rest api/spec api/strict internal/lazyregexp
+api/boxes: policy agents api api/access api/change api/history api/problem api/rest api/spec api/strict internal/lazyregexp llm
 api/egress: policy audit api api/apitest api/problem api/rest api/stream api/strict observe policy/learn
 api/har: policy audit api api/apitest api/problem api/rest api/stream api/strict internal/buildinfo internal/memory proxy/har quota
 api/doctor: policy api api/apitest api/problem api/rest api/strict doctor
@@ -134,22 +134,22 @@ api/exec: policy audit api api/capture api/history api/problem api/rest api/spec
 api/files: policy api api/capture api/problem api/rest api/strict
 api/gateway: policy api internal/buildinfo api/problem api/rest api/strict
 api/git: policy api api/capture api/history api/problem api/rest api/spec api/strict
-api/harness: policy agents api api/history api/problem api/rest api/schema api/stream api/strict quota
-api/history: policy api api/problem api/stream quota
-api/keys: policy api api/problem api/rest api/strict quota internal/lazyregexp
+api/harness: policy agents api api/history api/problem api/rest api/schema api/stream api/strict quota llm
+api/history: policy api api/problem api/stream quota llm
+api/keys: policy api api/problem api/rest api/strict quota internal/lazyregexp llm api/spec
 api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
 api/openapi: api api/problem api/rest api/strict
 api/problem: policy api quota
-api/rest: policy api api/problem api/strict quota internal/lazyregexp
+api/rest: policy api api/problem api/strict quota internal/lazyregexp llm
 api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
 api/server: policy rule/header audit api api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/schema:
 api/session: policy api api/history api/problem api/rest api/strict quota
 api/session/client: api
-api/settings: policy agents api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
+api/settings: policy agents api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict llm
 api/snapshots: policy api api/history api/problem api/rest api/strict
-api/spec: policy policy/dialect rule rule/kinds api api/problem observe/replay policy/authority internal/lazyregexp
+api/spec: policy policy/dialect rule rule/kinds api api/problem observe/replay policy/authority internal/lazyregexp llm
 api/stream:
 api/strict: policy api/problem quota
 api/trail: policy audit api api/problem api/rest api/stream
@@ -210,7 +210,7 @@ bench/profiled: cmd/gateway
 dist:
 dist/kubernetes: config
 internal/buildinfo:
-config: policy policy/dialect rule rule/upstream launcher/image/agents launcher/oci secrets quota internal/lazyregexp
+config: policy policy/dialect rule rule/upstream launcher/image/agents launcher/oci secrets quota internal/lazyregexp llm llm/budget
 preflight: config launcher/enter launcher/oci
 host/netns: firewall/namespace
 host/nslock: host/netns
@@ -218,7 +218,7 @@ host/sandboxwatch: policy api host/sandboxns
 host/sandboxns: policy api firewall/namespace
 host/procwatch: policy host/sandboxns
 host/idle:
-host/box: policy agents api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/sandboxwatch host/sandboxns host/keys host/meter host/boxdial host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota remote selftest store store/history
+host/box: policy agents api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/sandboxwatch host/sandboxns host/keys host/meter host/boxdial host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota remote selftest store store/history llm
 host/har: policy api host/state proxy/har
 host/doctor: policy rule/legacytls rule/lenient api config doctor doctor/cause firewall/namespace host/box host/change host/rules host/state host/usage internal/required
 host/change: policy api internal/fault store store/history
@@ -229,10 +229,11 @@ host/handover: policy
 host/handover/handovertest: policy host/handover
 host/approvals: policy api api/change audit boundary host/change host/state internal/fault internal/ratelimit internal/required store
 host/authlimit: internal/socket quota
-host/keys: policy api host/change host/snapshots host/state internal/required launcher quota secrets secrets/identity store
+host/keys: policy api host/change host/snapshots host/state internal/required launcher quota secrets secrets/identity store llm
 host/lease: internal/fault store
 host/listen: config dns firewall firewall/network host/netns host/handover host/nslock host/systemd proxy selftest
 host/meter: policy store
+host/models: llm llm/budget policy api api/history config host/state internal/required store
 host/boxdial: policy launcher/namespace
 host/records: api audit config internal/buildinfo quota store observe policy
 host/rules: policy policy/document rule/header api api/change api/rest audit boundary config firewall host/netns host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store observe/replay policy/authority observe store/history quota
@@ -240,7 +241,7 @@ host/schedule: policy api api/history api/problem api/schedules host/change host
 host/services: policy config firewall/namespace host/boxdial proxy/route
 host/share: config host/authlimit internal/memory preflight proxy quota
 host/snapshots: policy internal/fault launcher store
-host/state: policy agents api host/idle host/sandboxns launcher store
+host/state: policy agents api host/idle host/sandboxns launcher store llm
 host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store observe
@@ -255,7 +256,7 @@ internal/lab/demo: audit config internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/netns host/sandboxns firewall certs launcher launcher/oci launcher/files api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server observe boundary boundary/mcp observe/replay observe/lint policy/authority api/spec policy/learn doctor doctor/probe host/doctor
+cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/netns host/sandboxns firewall certs launcher launcher/oci launcher/files api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server observe boundary boundary/mcp observe/replay observe/lint policy/authority api/spec policy/learn doctor doctor/probe host/doctor llm
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/cni: policy config api cmd/gateway/command/cli host/sandboxns firewall/link firewall/network

@@ -12,7 +12,9 @@ import (
 // Amount is a number of tokens and their price.
 type Amount = store.ModelAmount
 
-func plus(a, b Amount) Amount { return Amount{Tokens: llm.Add(a.Tokens, b.Tokens), USD: a.USD.Plus(b.USD)} }
+func plus(a, b Amount) Amount {
+	return Amount{Tokens: llm.Add(a.Tokens, b.Tokens), USD: a.USD.Plus(b.USD)}
+}
 
 // less returns a without b, at least 0.
 func less(a, b Amount) Amount {
@@ -22,20 +24,20 @@ func less(a, b Amount) Amount {
 // covers reports whether a is at least b.
 func covers(a, b Amount) bool { return a.Tokens >= b.Tokens && a.USD >= b.USD }
 
-// account is what a box, an API key or all boxes together have used. The mutex of its [Book] guards it.
+// account is the use of models by a box, an API key or all boxes together. The mutex of its [Book] guards it.
 type account struct {
 	key      string // in the store
 	record   store.ModelAccount
 	reserved Amount    // by running requests
 	calls    int       // running requests
-	headroom Amount    // to store ahead beyond what is reserved; zero: the account has no limit
+	headroom Amount    // to store ahead beyond the reservations; zero: the account has no limit
 	used     time.Time // last reservation
-	stored   Amount    // what the store covers: the total and Ahead of its record
+	stored   Amount    // covered by the store: the total and Ahead of its record
 	dirty    bool      // the record differs from the store's
 	gone     bool      // its box was deleted: it is not stored
 }
 
-// spent returns what the account has used and reserved.
+// spent returns the used and reserved amounts.
 func (a *account) spent() Amount { return plus(a.record.Total, a.reserved) }
 
 // covered reports whether the store covers all reservations.
@@ -97,7 +99,7 @@ func (a *account) roll(now time.Time) {
 	}
 }
 
-// usedIn returns what was used in the current period.
+// usedIn returns the amount used in the current period.
 func (a *account) usedIn(per llm.Per) Amount {
 	if w := a.window(per); w != nil {
 		return w.Used
@@ -122,7 +124,7 @@ func (a *account) charge(n Amount) {
 	a.dirty = true
 }
 
-// recover charges what was ahead of the total when an earlier process ended.
+// recover charges the amount that was ahead of the total when an earlier process ended.
 func (a *account) recover(now time.Time) {
 	a.stored = plus(a.record.Total, a.record.Ahead)
 	if a.record.Ahead == (Amount{}) {

@@ -23,14 +23,14 @@ type Store interface {
 	Delete(keys ...string) error
 }
 
-// Scope tells for what a request of a box counts.
+// Scope has the limits that a request of a box counts for.
 type Scope struct {
 	Box       []llm.Limit // of the box; all of them apply
 	Key       string      // ID of the API key that made the box
 	KeyLimits []llm.Limit // of the key; all of them apply
 }
 
-// Charge is what one request has cost.
+// Charge is the cost of one request.
 type Charge struct {
 	llm.Usage
 	USD llm.Money
@@ -42,7 +42,7 @@ type Config struct {
 	All    llm.Limit // of all boxes together
 	// Scope returns the limits for requests of a box. Requests of a box that it does not know are refused. It is called without locks.
 	Scope func(box string) (Scope, bool)
-	// Run returns the receiver of what a request costs that the box begins now, such as its running command. nil: there is none.
+	// Run returns the receiver of the cost of a request that the box begins now, such as its running command; nil: no receiver.
 	Run   func(box string) func(Charge) `required:"false"`
 	Store Store
 	Log   *zap.Logger
@@ -63,8 +63,8 @@ type Book struct {
 	saved  uint64     // the last reservation that the store covers; guarded by saving
 }
 
-// New returns a book that continues the accounts of the store. What a process that was killed had reserved is charged. kept tells which
-// accounts of API keys, by their IDs, are still needed.
+// New returns a book that continues the accounts of the store. The reservations of a killed process are charged. kept reports
+// whether the account of an API key is still needed, by its ID.
 func New(cfg Config, kept func(key string) bool) (*Book, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -93,7 +93,7 @@ func New(cfg Config, kept func(key string) bool) (*Book, error) {
 	return b, nil
 }
 
-// accountLocked returns an account, which it makes if there is none.
+// accountLocked returns an account, which it makes if it is missing.
 func (b *Book) accountLocked(key string) *account {
 	a := b.accounts[key]
 	if a == nil {
@@ -106,10 +106,10 @@ func (b *Book) accountLocked(key string) *account {
 // reason is the reason of a refusal in the log of decisions.
 const reason = "model_budget"
 
-// retrySoon is when to try again if running requests hold what is missing.
+// retrySoon is when to try again if running requests hold the rest of the limit.
 const retrySoon = time.Second
 
-// What one request may reserve at most: sums of reservations are never saturated, as they are subtracted again.
+// The most that one request may reserve: sums of reservations are never saturated, as they are subtracted again.
 const (
 	maxCallTokens = 1e12
 	maxCallUSD    = llm.MaxUSD
@@ -202,11 +202,11 @@ func nameOf(of string) string {
 	return "all boxes"
 }
 
-// maxRetry bounds what a client is asked to wait.
+// maxRetry bounds the wait that a client is asked for.
 const maxRetry = 31 * 24 * time.Hour
 
-// refusal returns the refusal of a request that may cost most. The box is told about its own limits; of others it learns that they
-// are used up.
+// refusal returns the refusal of a request that may cost most. The message names the box's own limit; of another limit it has only
+// the owner.
 func (s Spending) refusal(most Amount, now time.Time) *llm.Refusal {
 	limit := "the budget of " + nameOf(s.Of)
 	if s.Of == "box" {
@@ -290,8 +290,8 @@ type reservation struct {
 
 // Settle implements [llm.Reservation]. Further calls have no effect.
 //
-// A response that ended early is charged what its vendor had reported of the input, and the reserved output: the vendor charges what it had
-// generated, of which a report comes only at the end.
+// A response that ended early is charged the input that its vendor had reported, and the reserved output: the vendor charges the tokens
+// that it has generated, and reports them only at the end.
 func (r *reservation) Settle(u llm.Usage, model string, complete bool) {
 	if r.settled.Swap(true) {
 		return

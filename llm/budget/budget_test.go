@@ -166,30 +166,29 @@ func TestAttackFiftyRequestsAtOnce(t *testing.T) {
 	}
 }
 
-// attackAtOnce sends requests from 50 clients of a box until all are refused. Each costs all that it may.
+// attackAtOnce sends a request from each of 50 clients of a box in three rounds. None of a round ends before all have asked. Each costs all
+// that it may.
 func attackAtOnce(t *testing.T, r *rig, limit llm.Limit) {
-	var let, most, running atomic.Int64
-	var clients sync.WaitGroup
 	c := llm.Call{Model: "m-1", Input: 1000, Max: 4000}
 	usage := llm.Usage{CacheWrite: 1000, Output: 4000, Requests: 1}
 	each := Amount{Tokens: usage.Tokens(), USD: r.cfg.Prices.list[0].cost(usage)}
-	for range 50 {
-		clients.Go(func() {
-			for range 40 {
+	var let atomic.Int64
+	for range 3 {
+		var clients, asked sync.WaitGroup
+		asked.Add(50)
+		for range 50 {
+			clients.Go(func() {
 				held, err := r.Reserve("a", "", c)
-				if err != nil {
-					continue
+				asked.Done()
+				asked.Wait()
+				if err == nil {
+					let.Add(1)
+					held.Settle(usage, "m-1", true)
 				}
-				if n := running.Add(1); n > most.Load() {
-					most.Store(n)
-				}
-				let.Add(1)
-				running.Add(-1)
-				held.Settle(usage, "m-1", true)
-			}
-		})
+			})
+		}
+		clients.Wait()
 	}
-	clients.Wait()
 	total := Amount{Tokens: each.Tokens * uint64(let.Load()), USD: each.USD * llm.Money(let.Load())}
 	if limit.Tokens > 0 && total.Tokens > limit.Tokens || limit.USD > 0 && total.USD > limit.USD {
 		t.Errorf("%d requests cost %+v, over the limit %v", let.Load(), total, limit)

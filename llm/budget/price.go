@@ -10,7 +10,7 @@ import (
 	"boxgate/llm"
 )
 
-// Price is what one token of each kind costs.
+// Price has the prices of one token of each kind.
 type Price struct {
 	// Pattern is the entry of the configuration.
 	Pattern                              string

@@ -138,7 +138,7 @@ func (b *Book) changedLocked(ahead bool) map[string]store.ModelAccount {
 }
 
 // Release gives the store to another process, which charges what this one has reserved and its headroom. Running requests go on, and others
-// may begin within the headroom; what they cost is not added to the sums any more. Further calls have no effect.
+// may begin within the headroom; their costs are no longer added to the sums. Further calls have no effect.
 func (b *Book) Release() error {
 	b.saving.Lock()
 	defer b.saving.Unlock()
@@ -166,7 +166,7 @@ func (b *Book) Close() error {
 	return err
 }
 
-// Forget drops the account of a deleted box. Its API key and all boxes together keep what it has used.
+// Forget drops the account of a deleted box. Its use stays in the accounts of its API key and of all boxes.
 func (b *Book) Forget(id policy.BoxID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
+	"boxgate/llm"
 	"boxgate/quota"
 )
 
@@ -38,6 +39,9 @@ type apiKey struct {
 		Used  int64 `json:"used"`
 		Limit int64 `json:"limit"`
 	} `json:"use"`
+
+	Model    *llm.Limit  `json:"model"`
+	ModelUse *modelUsage `json:"model_use"`
 }
 
 func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
@@ -48,11 +52,13 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 		ExpiresIn string `json:"expires_in,omitempty"`
 
 		Quotas map[string]int64 `json:"quotas,omitempty"`
+		Model  *llm.Limit       `json:"model,omitempty"`
 	}
 	var quotas []string
+	var model string
 	var expires time.Duration
 	cmd := &cobra.Command{
-		Use:   "create --name NAME --role ROLE [--box BOX] [--expires 90d] [--quota commands=32]",
+		Use:   "create --name NAME --role ROLE [--box BOX] [--expires 90d] [--quota commands=32] [--model 5usd/day]",
 		Short: "Make an API key with a role, and print it; it is not shown again",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -66,15 +72,21 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 			if body.Quotas, err = parseQuotas(quotas); err != nil {
 				return err
 			}
+			if cmd.Flags().Changed("model") {
+				if body.Model, err = parseModelLimit(model); err != nil {
+					return err
+				}
+			}
 			return o.Call(cmd, "POST", "/v2/api-keys", body, cli.Decoded(func(w io.Writer, k apiKey) error { return printKey(cmd, w, k) }))
 		},
 	}
-	cli.MapFields(cmd, map[string]string{"/expires_in": "--expires", "/quotas": "--quota="})
+	cli.MapFields(cmd, map[string]string{"/expires_in": "--expires", "/quotas": "--quota=", "/model": "--model"})
 	f := cmd.Flags()
 	f.StringVar(&body.Name, "name", "", "what the key is for, such as ci; unique")
 	f.StringVar(&body.Role, "role", "", "admin, box-creator, read-only, one-box or auditor")
 	f.StringVar(&body.Box, "box", "", "with the role one-box: ID or name of the box")
 	f.StringArrayVar(&quotas, "quota", nil, "a quota for this key, such as commands=32 or memory=64MiB; may be repeated")
+	f.StringVar(&model, "model", "", modelHelp)
 	cli.Duration(f, &expires, "expires", 0, "how long the key remains valid, such as 90d or 12h (default: until it is revoked)")
 	_ = cmd.RegisterFlagCompletionFunc("role", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		var roles []string
@@ -112,30 +124,41 @@ func parseQuotas(list []string) (map[string]int64, error) {
 
 func newAPIKeySetCommand(o *cli.Options) *cobra.Command {
 	var quotas []string
+	var model string
 	cmd := &cobra.Command{
-		Use:   "set KEY --quota commands=32",
+		Use:   "set KEY [--quota commands=32] [--model 5usd/day]",
 		Short: "Change the quotas of an API key, by its name or ID",
 		Args:  cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			set, err := parseQuotas(quotas)
-			if err == nil && len(set) == 0 {
-				err = cli.Usagef("--quota is required, such as --quota commands=32")
+			body := map[string]any{}
+			if len(set) > 0 {
+				body["quotas"] = set
+			}
+			if err == nil && cmd.Flags().Changed("model") {
+				body["model"], err = parseModelLimit(model)
+			}
+			if err == nil && len(body) == 0 {
+				err = cli.Usagef("--quota is required, such as --quota commands=32, or --model")
 			}
 			if err != nil {
 				return err
 			}
-			body := map[string]any{"quotas": set}
 			return o.Call(cmd, "PATCH", "/v2/api-keys/"+url.PathEscape(args[0]), body, cli.Decoded(func(w io.Writer, k apiKey) error {
 				own := "no quotas of its own"
 				if len(k.Quotas) > 0 {
 					own = "quotas of its own: " + writtenQuotas(k.Quotas)
+				}
+				if k.Model != nil {
+					own += ", and for models " + k.Model.String()
 				}
 				_, err := fmt.Fprintf(w, "API key %s (%s) has %s.\n", k.Name, k.ID, own)
 				return err
 			}))
 		},
 	}
-	cli.MapFields(cmd, map[string]string{"/quotas": "--quota="})
+	cli.MapFields(cmd, map[string]string{"/quotas": "--quota=", "/model": "--model"})
+	cmd.Flags().StringVar(&model, "model", "", modelHelp)
 	cmd.Flags().StringArrayVar(&quotas, "quota", nil, "a quota, such as commands=32 or memory=64MiB; 0 restores the configured quota; may be repeated")
 	return cmd
 }
@@ -164,6 +187,9 @@ func (k apiKey) use() string {
 			limit = "/" + kind.Amount(u.Limit)
 		}
 		parts = append(parts, kind.String()+" "+kind.Amount(u.Used)+limit)
+	}
+	if k.ModelUse != nil {
+		parts = append(parts, "models "+k.ModelUse.short())
 	}
 	return strings.Join(parts, ", ")
 }

@@ -19,6 +19,7 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/cmd/gateway/command/terminal"
 	"boxgate/config"
+	"boxgate/llm"
 	"boxgate/policy"
 )
 
@@ -232,7 +233,7 @@ func (s *labelSelection) contains(ctx context.Context, client *api.Client, box s
 }
 
 // limitHelp is the help text of --limit.
-const limitHelp = "LIMIT=NUMBER for this box, such as connections=100 or memory=64MiB; may be repeated (docs/limits.md)"
+const limitHelp = "LIMIT=NUMBER for this box, such as connections=100, memory=64MiB or model=5usd/day; may be repeated (docs/limits.md)"
 
 // newBoxLimits is `gateway box limits`.
 func newBoxLimits(o *cli.Options) *cobra.Command {
@@ -262,11 +263,19 @@ func limitsOf(args []string) (map[string]any, error) {
 	for _, arg := range args {
 		name, text, ok := strings.Cut(arg, "=")
 		limit, known := policy.LimitNamed(name)
+		if ok && name == "model" {
+			model, err := parseModelLimit(text)
+			if err != nil {
+				return nil, err
+			}
+			set[name] = model
+			continue
+		}
 		switch {
 		case !ok:
 			return nil, cli.Usagef("%q is not LIMIT=NUMBER", arg)
 		case !known:
-			return nil, cli.Usagef("%q is no limit that a box can have of its own; there are %s", name, policy.LimitNames())
+			return nil, cli.Usagef("%q is no limit that a box can have of its own; there are %s and model", name, policy.LimitNames())
 		case text == "default":
 			set[name] = nil
 			continue
@@ -288,7 +297,16 @@ func limitsOf(args []string) (map[string]any, error) {
 	return set, nil
 }
 
-func printLimits(w io.Writer, a struct{ Limits, Operator, Own map[string]int64 }) error {
+// limitsAnswer are the limits of a box as the API returns them.
+type limitsAnswer struct {
+	Limits, Operator, Own map[string]int64
+	Model                 struct {
+		Limits        []llm.Limit
+		Operator, Own *llm.Limit
+	}
+}
+
+func printLimits(w io.Writer, a limitsAnswer) error {
 	rows := [][]string{{"LIMIT", "VALUE", "SET BY"}}
 	for _, limit := range policy.AllLimits() {
 		name := limit.String()
@@ -300,6 +318,19 @@ func printLimits(w io.Writer, a struct{ Limits, Operator, Own map[string]int64 }
 			by = "key"
 		}
 		rows = append(rows, []string{name, shownLimit(limit, a.Limits[name]), by})
+	}
+	for _, l := range a.Model.Limits {
+		by := "configuration"
+		if a.Model.Operator != nil && *a.Model.Operator == l {
+			by = "operator"
+		}
+		if a.Model.Own != nil && *a.Model.Own == l {
+			by = "key"
+		}
+		rows = append(rows, []string{"model", l.String(), by})
+	}
+	if len(a.Model.Limits) == 0 {
+		rows = append(rows, []string{"model", "none", "configuration"})
 	}
 	return cli.Table(w, rows...)
 }

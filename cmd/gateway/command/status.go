@@ -419,13 +419,13 @@ func observeOnce(ctx context.Context, client *api.Client, label string) (*top.Mo
 }
 
 func printTop(w io.Writer, rows []top.Row, denials []audit.Event) error {
-	table := [][]string{{"BOX", "STATUS", "CONN/S", "REQ/S", "DENY/S", "IN/S", "OUT/S"}}
+	table := [][]string{{"BOX", "STATUS", "CONN/S", "REQ/S", "DENY/S", "IN/S", "OUT/S", "TOK/S", "COST"}}
 	for _, r := range rows {
 		line := []string{audit.Escape(r.Label(), 64), r.Status + auditedMark(r.AuditedUntil)}
-		for _, f := range []float64{r.Connections, r.Requests, r.Denials, r.BytesIn, r.BytesOut} {
+		for _, f := range []float64{r.Connections, r.Requests, r.Denials, r.BytesIn, r.BytesOut, r.Tokens} {
 			line = append(line, fmt.Sprintf("%.1f", f))
 		}
-		table = append(table, line)
+		table = append(table, append(line, fmt.Sprintf("$%.2f", r.Cost)))
 	}
 	if err := cli.Table(w, table...); err != nil {
 		return err

@@ -35,6 +35,10 @@ type Box struct {
 		BytesIn  uint64 `json:"bytes_in"`
 		BytesOut uint64 `json:"bytes_out"`
 	} `json:"usage"`
+
+	InputTokens  uint64  `json:"total_input_tokens"` // of models
+	OutputTokens uint64  `json:"total_output_tokens"`
+	Cost         float64 `json:"total_token_cost_usd"`
 }
 
 // Row is the activity of one box, per second.
@@ -47,6 +51,9 @@ type Row struct {
 	Denials     float64      `json:"denials_per_second"`
 	BytesIn     float64      `json:"bytes_in_per_second"`  // towards the box
 	BytesOut    float64      `json:"bytes_out_per_second"` // from the box
+
+	Tokens float64 `json:"model_tokens_per_second"`
+	Cost   float64 `json:"model_cost_usd"` // since the box was created
 
 	AuditedUntil int64 `json:"policy_audited_until,omitempty"` // as of [Box]
 }
@@ -72,10 +79,11 @@ type Model struct {
 
 type counts struct{ connections, requests, denials uint64 }
 
-// byteReading is a reading of the byte counters of a box's interface.
+// byteReading is a reading of the counters of a box: bytes at its interface, and tokens of models.
 type byteReading struct {
 	at      time.Time
 	in, out uint64
+	tokens  uint64
 }
 
 // Event adds a decision.
@@ -119,13 +127,14 @@ func (m *Model) Boxes(now time.Time, list []Box) {
 	before := m.bytes
 	m.rows, m.bytes = nil, map[policy.BoxID]byteReading{}
 	for _, b := range list {
-		r := Row{ID: b.ID, Name: b.Name, Status: b.Status, AuditedUntil: b.AuditedUntil}
+		r := Row{ID: b.ID, Name: b.Name, Status: b.Status, AuditedUntil: b.AuditedUntil, Cost: b.Cost}
 		if c := m.counts[b.ID]; c != nil && passed > 0 {
 			r.Connections, r.Requests, r.Denials = float64(c.connections)/passed, float64(c.requests)/passed, float64(c.denials)/passed
 		}
-		m.bytes[b.ID] = byteReading{now, b.Usage.BytesIn, b.Usage.BytesOut}
+		m.bytes[b.ID] = byteReading{now, b.Usage.BytesIn, b.Usage.BytesOut, b.InputTokens + b.OutputTokens}
 		if was, known := before[b.ID]; known {
 			r.BytesIn, r.BytesOut = rate(was.in, b.Usage.BytesIn, now.Sub(was.at)), rate(was.out, b.Usage.BytesOut, now.Sub(was.at))
+			r.Tokens = rate(was.tokens, b.InputTokens+b.OutputTokens, now.Sub(was.at))
 		}
 		m.rows = append(m.rows, r)
 	}

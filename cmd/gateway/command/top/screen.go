@@ -306,7 +306,7 @@ func (v *View) Lines(width, height int) []Line {
 	}
 	rows, denials := v.Model.Rows(v.Sort, v.Filter), v.Model.Denials(v.Filter)
 	boxes := min(len(rows), max((height-4)/2, 1))
-	out := []Line{{v.title(len(rows)), Heading}, {columns(width, "BOX", "STATUS", "CONN/S", "REQ/S", "DENY/S", "IN/S", "OUT/S"), Faint}}
+	out := []Line{{v.title(len(rows)), Heading}, {columns(width, "BOX", "STATUS", "CONN/S", "REQ/S", "DENY/S", "IN/S", "OUT/S", "TOK/S", "COST"), Faint}}
 	for _, r := range rows[:boxes] {
 		style, status := Plain, r.Status
 		if r.Denials > 0 {
@@ -315,7 +315,7 @@ func (v *View) Lines(width, height int) []Line {
 		if r.AuditedUntil != 0 { // its column has no room for both
 			status = "AUDITED"
 		}
-		out = append(out, Line{columns(width, r.Label(), status, number(r.Connections), number(r.Requests), number(r.Denials), size(r.BytesIn), size(r.BytesOut)), style})
+		out = append(out, Line{columns(width, r.Label(), status, number(r.Connections), number(r.Requests), number(r.Denials), size(r.BytesIn), size(r.BytesOut), number(r.Tokens), cost(r.Cost)), style})
 	}
 	out = append(out, Line{"DENIALS", Faint})
 	room := height - len(out) - 1
@@ -396,6 +396,14 @@ func number(f float64) string {
 		return strconv.FormatFloat(f, 'f', 1, 64)
 	}
 	return strconv.FormatFloat(f, 'f', 0, 64)
+}
+
+// cost formats an amount of dollars.
+func cost(f float64) string {
+	if f == 0 {
+		return "-"
+	}
+	return "$" + strconv.FormatFloat(f, 'f', 2, 64)
 }
 
 func size(f float64) string {
