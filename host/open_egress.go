@@ -26,7 +26,6 @@ import (
 	"boxgate/host/share"
 	"boxgate/host/urls"
 	"boxgate/launcher"
-	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/preflight"
@@ -93,7 +92,7 @@ func (p *parts) openEgress(context.Context) error {
 		URLs:     p.ownURLs,
 		Inside:   p.inside,
 		DenyPage: p.cfg.Proxy.Deny == "page", IdleTimeout: p.cfg.Proxy.IdleTimeout,
-		Secrets: p.secrets, Tokens: p.tokens, Memory: p.memory, Meter: &llm.Sums{},
+		Secrets: p.secrets, Tokens: p.tokens, Memory: p.memory, Meter: p.models,
 	}
 	limitProxy(p.cfg.Limits, &egress)
 	p.shares.Apply(&egress)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -72,6 +73,9 @@ func (m *Money) UnmarshalJSON(text []byte) (err error) {
 	*m, err = ParseMoney(string(text))
 	return err
 }
+
+// Forms describes the JSON for the OpenAPI document.
+func (Money) Forms() []reflect.Type { return []reflect.Type{reflect.TypeFor[float64]()} }
 
 // MarshalText encodes the amount for the configuration.
 func (m Money) MarshalText() ([]byte, error) { return []byte(m.String()), nil }

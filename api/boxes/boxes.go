@@ -318,7 +318,7 @@ type usageView struct {
 	DiskPartial     bool   `json:"disk_partial,omitempty" doc:"the count stopped early; there are more files"`
 	DiskCountedAt   int64  `json:"disk_counted_at,omitempty" doc:"absent: not yet"`
 
-	Models *rest.ModelView `json:"models,omitempty" doc:"use of models by metered requests (docs/metering.md); absent: none"`
+	Models *rest.ModelView `json:"models,omitempty" doc:"use of models by metered requests (docs/budgets.md); absent: none"`
 }
 
 func viewUsage(u api.Usage) usageView {

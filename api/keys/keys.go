@@ -75,7 +75,7 @@ type createKeyBody struct {
 	ExpiresIn string   `json:"expires_in,omitempty" doc:"how long the key works, such as 2160h; absent: until it is revoked"`
 
 	Quotas map[string]int64 `json:"quotas,omitempty" doc:"quotas of this key, by name (docs/keys.md); absent: the configured ones"`
-	Model  modelLimit       `json:"model,omitempty" doc:"what models may cost the boxes that the key makes (docs/metering.md); absent: as configured"`
+	Model  modelLimit       `json:"model,omitempty" doc:"what models may cost the boxes that the key makes (docs/budgets.md); absent: as configured"`
 }
 
 // modelLimit is a limit of models in a body.

@@ -54,7 +54,7 @@ func (s *schemas) schemaOf(t reflect.Type) object {
 		return object{"type": "object", "additionalProperties": true}
 	case t.Kind() == reflect.Struct && isExtended(t):
 		return s.ofStruct(t)
-	case t.Kind() == reflect.Struct && isInForms(t):
+	case (t.Kind() == reflect.Struct || t.Kind() == reflect.Uint64) && isInForms(t):
 		return s.anyOf(reflect.Zero(t).Interface().(inForms).Forms())
 	case t.Implements(textMarshaler), t.Kind() == reflect.String && t.Implements(jsonMarshaler): // text with custom escaping
 		return object{"type": "string"}

@@ -193,7 +193,7 @@ type limitsView struct {
 	Limits   map[string]int64 `json:"limits" doc:"all effective limits of the box; 0: no limit"`
 	Operator map[string]int64 `json:"operator" doc:"limits set with an admin key, overriding the configured ones"`
 	Own      map[string]int64 `json:"own" doc:"limits set with other keys, which count only where they are lower"`
-	Model    modelLimitsView  `json:"model" doc:"limits of models (docs/metering.md)"`
+	Model    modelLimitsView  `json:"model" doc:"limits of models (docs/budgets.md)"`
 }
 
 type modelLimitsView struct {

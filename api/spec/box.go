@@ -206,7 +206,7 @@ type LimitsForm struct {
 	Quota          int64 `json:"quota,omitempty" doc:"bytes in a period of limits.quota_period; 0: no limit"`
 	Memory         int64 `json:"memory,omitempty" doc:"bytes that the gateway holds for the box"`
 
-	Model *llm.Limit `json:"model,omitempty" doc:"what models may cost (docs/metering.md); an object without tokens and usd: no limit"`
+	Model *llm.Limit `json:"model,omitempty" doc:"what models may cost (docs/budgets.md); an object without tokens and usd: no limit"`
 }
 
 // Change reads the limits at a pointer. The body has been checked to be JSON without duplicate keys.

@@ -5,6 +5,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/host/state"
+	"boxgate/llm"
 	"boxgate/policy"
 )
 
@@ -51,6 +52,30 @@ func TestLimitsOfABoxFromASnapshot(t *testing.T) {
 			if err == nil && policy.Exceeds(raised.Effective(host)[limit], before.Operator.Over(host)[limit]) {
 				t.Errorf("%s: the key raises %s to %d", role, limit, raised.Effective(host)[limit])
 			}
+		}
+	}
+}
+
+// TestModelLimitOfASnapshotsBox: the operator's limit of models stays where it is surely below the configured one; a key's stays.
+func TestModelLimitOfASnapshotsBox(t *testing.T) {
+	t.Parallel()
+	host, low, high := llm.Limit{Tokens: 2400, Per: llm.PerDay}, llm.Limit{Tokens: 100, Per: llm.PerHour}, llm.Limit{Tokens: 101, Per: llm.PerHour}
+	own, asked := llm.Limit{Tokens: 5, Per: llm.PerTotal}, llm.Limit{Tokens: 7, Per: llm.PerTotal}
+	for _, tt := range []struct {
+		role         api.Role
+		before, want llm.Limit
+		change       *llm.Limit
+		own          llm.Limit
+	}{
+		{api.RoleCreator, low, low, nil, own}, {api.RoleCreator, high, llm.Limit{}, nil, own}, {api.RoleCreator, llm.Limit{Per: llm.PerTotal}, llm.Limit{}, nil, own},
+		{api.RoleCreator, low, low, &asked, asked}, {api.RoleAdmin, high, high, nil, own}, {api.RoleAdmin, low, asked, &asked, llm.Limit{}},
+	} {
+		caller := api.Caller{Key: "key_1", Role: tt.role}
+		s := &Snapshots{boxes: &state.Table{ModelLimit: host}}
+		req := &api.CreateRequest{Limits: api.BoxLimits{}.WithModel(caller, tt.change), ModelLimit: tt.change}
+		got := s.limits(api.WithCaller(t.Context(), caller), api.BoxLimits{OperatorModel: tt.before, OwnModel: own}, req)
+		if got.OperatorModel != tt.want || got.OwnModel != tt.own {
+			t.Errorf("%s, %v before, %v asked: %v and %v", tt.role, tt.before, tt.change, got.OperatorModel, got.OwnModel)
 		}
 	}
 }

@@ -290,8 +290,8 @@ type reservation struct {
 
 // Settle implements [llm.Reservation]. Further calls have no effect.
 //
-// A response that ended early is charged the input that its vendor had reported, and the reserved output: the vendor charges the tokens
-// that it has generated, and reports them only at the end.
+// A response that ended early, or had no usage, is charged its reservation: the vendor charges the tokens that it has generated, and u is an
+// estimate.
 func (r *reservation) Settle(u llm.Usage, model string, complete bool) {
 	if r.settled.Swap(true) {
 		return
@@ -307,7 +307,7 @@ func (r *reservation) Settle(u llm.Usage, model string, complete bool) {
 	known := Amount{Tokens: u.Tokens(), USD: price.cost(u)}
 	charged := known
 	if !complete {
-		charged = r.unreported(u, price)
+		charged = Amount{Tokens: max(known.Tokens, r.most.Tokens), USD: max(known.USD, r.most.USD)}
 	}
 	b.mu.Lock()
 	now := b.cfg.Now()
@@ -323,18 +323,6 @@ func (r *reservation) Settle(u llm.Usage, model string, complete bool) {
 	if r.run != nil {
 		r.run(Charge{u, known.USD})
 	}
-}
-
-// unreported returns the charge of a response that ended early.
-func (r *reservation) unreported(u llm.Usage, price Price) Amount {
-	input := u
-	input.Output, input.Reasoning = 0, 0
-	if input.Tokens() == 0 {
-		return Amount{Tokens: max(r.most.Tokens, u.Tokens()), USD: max(r.most.USD, price.cost(u))}
-	}
-	output := r.most.Tokens - min(r.most.Tokens, r.call.Input) // the reserved output
-	input.Output = max(output, u.Output)
-	return Amount{Tokens: input.Tokens(), USD: price.cost(input)}
 }
 
 // errReleased is returned once another process owns the store.

@@ -378,8 +378,8 @@ func TestAttackResponseThatIsCutShort(t *testing.T) {
 		want uint64
 	}{
 		"nothing reported": {llm.Usage{}, 1000},
-		"input reported":   {llm.Usage{Input: 10, CacheRead: 5, Output: 1, Requests: 1}, 15 + 750},
-		"more than asked":  {llm.Usage{Input: 10, Output: 900, Requests: 1}, 910},
+		"an estimate":      {llm.Usage{Input: 10, CacheRead: 5, Output: 1, Requests: 1}, 1000},
+		"more than asked":  {llm.Usage{Input: 10, Output: 1900, Requests: 1}, 1910},
 	} {
 		r := newRig(t)
 		r.reserve("a", 1000).Settle(tt.seen, "m-1", false)
