@@ -27,14 +27,14 @@ type Usage struct {
 	CacheRead  uint64 // tokens of the request that were read from a cache
 	CacheWrite uint64 // tokens of the request that were written to a cache
 	Reasoning  uint64 // tokens of Output that were spent on thinking
-	Requests   uint64 // 1 for a request whose response began with a status below 400, otherwise 0
+	Requests   uint64 // 1, or 0 for a request that no server received or that was answered with a status of 300 or above
 }
 
 // Call describes a request to a model before it is sent.
 type Call struct {
 	Vendor Vendor
 	Model  string // as the request names it; text of the box
-	Max    uint64 // most output tokens that the request asks for; 0: not stated
+	Max    uint64 // most output tokens that the request asks for, of all its answers together; 0: not stated
 	Input  uint64 // upper bound of its input tokens: bytes of its body
 }
 
@@ -47,7 +47,9 @@ type Meter interface {
 // Reservation is the cost that is held for one request.
 type Reservation interface {
 	// Settle replaces the reserved cost by the actual one. It is called exactly once. model is the model that the vendor reports, or else
-	// that of the call. If complete is false, the response ended early or did not contain its usage, and u has what was reported until then.
+	// that of the call; both are printable ASCII. If complete is false, the response ended early or did not contain its usage, and u has the
+	// usage reported until then with estimates of the rest, which may be too low. A request that no server received, or whose response is an
+	// error, is settled as complete with the zero Usage.
 	Settle(u Usage, model string, complete bool)
 }
 

@@ -49,14 +49,17 @@ func (e *events) feed(p []byte) {
 				p = p[1:]
 			}
 		default:
-			n := bytes.IndexAny(p, "\r\n")
-			if n < 0 {
-				n = len(p)
+			line := p
+			if n := bytes.IndexByte(line, '\n'); n >= 0 {
+				line = line[:n]
+			}
+			if n := bytes.IndexByte(line, '\r'); n >= 0 {
+				line = line[:n]
 			}
 			if e.state == inData {
-				e.data(p[:n])
+				e.data(line)
 			}
-			p = p[n:]
+			p = p[len(line):]
 		}
 	}
 }

@@ -310,7 +310,7 @@ func (s *scanner) endKey() {
 		return
 	}
 	key := otherKey
-	if !s.cut && len(s.text) > 0 && len(s.text) <= maxKey && !bytes.ContainsAny(s.text, "/[") {
+	if !s.cut && len(s.text) > 0 && len(s.text) <= maxKey && bytes.IndexByte(s.text, '/') < 0 && bytes.IndexByte(s.text, '[') < 0 {
 		key = string(s.text)
 	}
 	s.join(key)

@@ -304,3 +304,28 @@ func FuzzReader(f *testing.F) {
 		}
 	})
 }
+
+// TestReadingAllocatesNothing: the pieces of a stream cost no memory, however it is cut, beyond the names and numbers that are kept.
+func TestReadingAllocatesNothing(t *testing.T) {
+	piece := []byte(`data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"` + strings.Repeat("word ", 20) + `"}}` + "\n\n")
+	r := NewReader(llm.Call{Vendor: llm.Anthropic})
+	r.Feed(piece)
+	if n := testing.AllocsPerRun(100, func() {
+		r.Feed(piece)
+		r.Feed(piece[:40])
+		r.Feed(piece[40:])
+	}); n > 0 {
+		t.Errorf("%v allocations for two events", n)
+	}
+}
+
+// BenchmarkReader reads a stream in the pieces that a vendor sends.
+func BenchmarkReader(b *testing.B) {
+	piece := []byte(`data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"` + strings.Repeat("word ", 4) + `"}}` + "\n\n")
+	r := NewReader(llm.Call{Vendor: llm.Anthropic})
+	b.SetBytes(int64(len(piece)))
+	b.ReportAllocs()
+	for b.Loop() {
+		r.Feed(piece)
+	}
+}
