@@ -139,3 +139,24 @@ func TestAgentsWithAWrongKey(t *testing.T) {
 		})
 	}
 }
+
+// TestAgentsEndWithTheirRun: a run that is cut short leaves no program that goes on asking the model.
+func TestAgentsEndWithTheirRun(t *testing.T) {
+	nightly.Only(t)
+	s := newStudio(t)
+	for _, a := range agents[:3] {
+		t.Run(a.String(), func(t *testing.T) {
+			s := studio{s.On(t), s.models}
+			s.models.Forget()
+			box := s.box(a, realKey)
+			if o := s.run(box, "model: stall", map[string]any{"timeout": 20_000}); o.problem == "" || o.done.Output != "" {
+				t.Errorf("%+v", o)
+			}
+			s.Until("the program has ended", func() bool {
+				_, code := s.Sh(box, "pgrep -x "+programs[a.name])
+				return code == 1
+			})
+			s.Until("the model's client has left", func() bool { return len(s.models.Requests()) > 0 })
+		})
+	}
+}

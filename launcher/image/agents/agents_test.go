@@ -2,6 +2,7 @@ package agents
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -19,6 +20,7 @@ const cli = `#!/bin/sh
 cat >"$RIG/stdin"
 printf '%s\n' "$@" >"$RIG/args"
 env >"$RIG/env"
+pwd >"$RIG/pwd"
 n=$(cat "$RIG/runs" 2>/dev/null); echo $((n+1)) >"$RIG/runs"
 if [ -z "$n" ]; then cat "$RIG/stderr" >&2; cat "$RIG/stream"; exit "$(cat "$RIG/status")"; fi
 cat "$RIG/stream2"
@@ -174,6 +176,29 @@ func TestKeyOfAnAgentIsAPlaceholder(t *testing.T) {
 	}
 }
 
+// TestConversationOfAnotherFolder: the program runs where the conversation began, if it finds conversations only there, and the
+// prompt names the folder of the run. A folder that is gone is not used.
+func TestConversationOfAnotherFolder(t *testing.T) {
+	t.Parallel()
+	for agent, session := range map[string]string{"claude-code": "--resume\nses_1\n", "opencode": "--session=ses_1\n"} {
+		r := newRig(t, agent)
+		elsewhere := filepath.Join(r.dir, "elsewhere")
+		r.write(".box-internal/conversations.json", `[["ses_0","/"],["ses_1","`+elsewhere+`"]]`, 0o644)
+		args := []string{"-p", "the prompt", "--model", "custom", "--stream", "--session", "ses_1"}
+		r.run(nil, args...)
+		if got := r.read("pwd"); got != r.dir+"\n" {
+			t.Errorf("%s runs in %q, and the folder of the conversation is gone", agent, got)
+		}
+		if err := errors.Join(os.Mkdir(elsewhere, 0o755), os.Remove(filepath.Join(r.dir, "runs"))); err != nil {
+			t.Fatal(err)
+		}
+		r.run(nil, args...)
+		if got := r.read("pwd"); got != elsewhere+"\n" || !strings.Contains(r.read("args"), session) || !strings.Contains(r.read("stdin"), "The working directory is "+r.dir) {
+			t.Errorf("%s runs in %q with %q, and reads %q", agent, got, r.read("args"), r.read("stdin"))
+		}
+	}
+}
+
 // TestRefusalsOfAdapters: an adapter never ends without a result, and refuses what it cannot do.
 func TestRefusalsOfAdapters(t *testing.T) {
 	t.Parallel()
@@ -243,8 +268,8 @@ func TestOptionsOfAgents(t *testing.T) {
 func TestHugeOutputOfAnAgent(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "claude-code")
-	line := `{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"t","content":"` + strings.Repeat("x", 1<<20) + `"}]}}` + "\n"
-	r.write("stream", strings.Repeat(line, 300)+`{"type":"result","subtype":"success","result":"fine","session_id":"s","usage":{}}`+"\n", 0o644)
+	line := `{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"t","content":"` + strings.Repeat("x", 300<<10) + `"}]}}` + "\n"
+	r.write("stream", strings.Repeat(line, 220)+`{"type":"result","subtype":"success","result":"fine","session_id":"s","usage":{}}`+"\n", 0o644)
 	out := r.run(nil, "-p", "hi", "--model", "custom", "--stream")
 	if len(out) > 60<<20 || !strings.Contains(out[len(out)-1000:], `"output":"fine"`) {
 		t.Errorf("%d bytes, which end with %.300s", len(out), out[max(0, len(out)-300):])
