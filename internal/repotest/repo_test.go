@@ -147,7 +147,7 @@ api/schedules: policy api api/apitest api/history api/problem api/rest api/spec 
 api/schema:
 api/session: policy api api/history api/problem api/rest api/strict quota
 api/session/client: api
-api/settings: policy agents api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict llm
+api/settings: policy agents api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict llm rule/header
 api/snapshots: policy api api/history api/problem api/rest api/strict
 api/spec: policy policy/dialect rule rule/kinds api api/problem observe/replay policy/authority internal/lazyregexp llm
 api/stream:
