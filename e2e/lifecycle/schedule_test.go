@@ -60,7 +60,7 @@ func TestSchedule(t *testing.T) {
 	box := w.Create(map[string]any{
 		"env_vars": map[string]string{"WHO": "box"}, "network_policy": harness.Custom("api.example.com"),
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Secret": harness.TestSecret}},
-		"agent": "custom", "custom_runner": map[string]any{"command": "sh", "args": []string{"-c", `printf 'event: done\ndata: {"output":"hi"}\n\n'`, "sh"}},
+		"agent":          "custom", "custom_runner": map[string]any{"command": "sh", "args": []string{"-c", `printf 'event: done\ndata: {"output":"hi"}\n\n'`, "sh"}},
 	})
 	w.MustSh(box, "mkdir -p src")
 	s := schedule(w, box, map[string]any{
