@@ -56,7 +56,7 @@ type parser struct {
 	kill  func(error)                    // kills the harness
 	check func(string) (string, error)   // returns the answer in its final form, or why it is no answer; nil: any text is one
 	onEnd func()                         // called once the harness has reported the end of the run
-	// metered returns what the gateway has counted of the run's requests to models; nil: nothing is counted.
+	// metered returns the gateway's sums of the run's requests to models; nil: they are not counted.
 	metered func() history.Metered
 
 	written int

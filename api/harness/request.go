@@ -67,7 +67,7 @@ type job struct {
 	model   string
 	schema  *schema.Schema // of the answer; nil: any text
 	answer  history.Answer // after the run
-	// metered returns the sums that the gateway has counted of the run's requests to models; nil: none.
+	// metered is that of the parser.
 	metered func() history.Metered
 }
 
