@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"boxgate/api"
 	"boxgate/api/problem"
+	"boxgate/internal/lazyregexp"
 )
 
 // Limits of the MCP servers of a box.
@@ -23,8 +23,8 @@ const (
 )
 
 var (
-	serverName  = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
-	packageName = regexp.MustCompile(`^(@[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}/)?[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9^~*][A-Za-z0-9._+^~*-]{0,63})?$`)
+	serverName  = lazyregexp.New(`^[A-Za-z0-9_-]{1,64}$`)
+	packageName = lazyregexp.New(`^(@[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}/)?[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9^~*][A-Za-z0-9._+^~*-]{0,63})?$`)
 )
 
 // CheckServers checks the MCP servers at /mcp_servers. Their header fields are checked by [Keys.Set].

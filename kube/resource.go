@@ -4,10 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
+	"boxgate/internal/lazyregexp"
 	"boxgate/policy"
 	"boxgate/policy/dialect"
 	"boxgate/policy/document"
@@ -35,8 +35,8 @@ type metadata struct {
 // The forms of the names of namespaces (RFC 1123 labels), which the API server checks, and of resources, which the definition of the
 // resource limits further.
 var (
-	namespaceForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-	nameForm      = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
+	namespaceForm = lazyregexp.New(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	nameForm      = lazyregexp.New(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
 )
 
 // ref returns NAMESPACE/NAME.

@@ -57,7 +57,7 @@ observe/replay: policy audit observe
 boundary: policy
 boundary/endpoint: policy audit api api/problem api/strict boundary
 boundary/mcp: boundary
-agents: policy rule/header api api/problem
+agents: policy rule/header api api/problem internal/lazyregexp
 audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network
@@ -98,7 +98,7 @@ certs: policy audit internal/fault internal/lru
 ingress/balancer:
 ingress/h2c: relay/h1 relay/h2/upstream relay/pool
 remote: policy certs internal/required internal/socket proxy/recovery
-kube: policy policy/dialect policy/document internal/nightly internal/required
+kube: policy policy/dialect policy/document internal/nightly internal/required internal/lazyregexp
 ingress: policy audit internal/openid internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault internal/lazyregexp
 launcher/boxfs: policy launcher/boxfs/worker
