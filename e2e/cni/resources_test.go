@@ -86,7 +86,6 @@ func TestPodsFollowAResource(t *testing.T) {
 // newCluster starts a gateway that follows a cluster, and the cluster.
 func newCluster(t *testing.T) (*network, *cluster) {
 	t.Helper()
-	nightly.Only(t)
 	nightly.Root(t)
 	c := newClusterFiles(t)
 	n := newNetwork(t, false, nil, c.configure)
@@ -98,6 +97,7 @@ func newCluster(t *testing.T) (*network, *cluster) {
 // A resource is the policy of pods of its namespace: its changes, mistakes and end take effect in running pods, with Kubernetes' own API
 // server, account and permissions.
 func TestBoxgatePoliciesOfPods(t *testing.T) {
+	nightly.Only(t)
 	t.Parallel()
 	n, c := newCluster(t)
 	c.put("default", "web", webSpec)
@@ -152,6 +152,7 @@ func (n *network) names() string {
 // Without the API server the last policies stay, also for a gateway that starts; a deletion that it has missed takes effect when the API
 // server is back.
 func TestBoxgatePoliciesWithoutAPIServer(t *testing.T) {
+	nightly.Only(t)
 	t.Parallel()
 	n, c := newCluster(t)
 	c.put("default", "web", webSpec)
@@ -178,6 +179,7 @@ func TestBoxgatePoliciesWithoutAPIServer(t *testing.T) {
 
 // A tenant of the cluster has its policies in its own namespace, up to their number, and the gateway's account has no other permissions.
 func TestAttackBoxgatePoliciesOfTenants(t *testing.T) {
+	nightly.Only(t)
 	t.Parallel()
 	n, c := newCluster(t)
 	c.must("POST", "/api/v1/namespaces", `{"metadata": {"name": "other"}}`)

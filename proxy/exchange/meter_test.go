@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/audit"
 	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -257,7 +258,10 @@ func TestBudgetsRefuse(t *testing.T) {
 				t.Errorf("%v: %d %v %s", c.refuse, res.StatusCode, res.Header, body)
 			}
 		}
-		for i, e := range l.Events.Wait(t, 8) {
+		events := l.Events.Wait(t, 8)
+		// A refused request is recorded after its answer, and the next one has another connection.
+		slices.SortFunc(events, func(a, b audit.Event) int { return a.Time.Compare(b.Time) })
+		for i, e := range events {
 			want := name.ReasonModelBudget
 			if i > 2 {
 				want = name.ReasonModelDenied

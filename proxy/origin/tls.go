@@ -105,11 +105,11 @@ func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h *h
 // accepts it if the server's certificate stays the same. HTTP/2 forbids it (RFC 9113, 9.2.1).
 func (p *Origins) clientConfig(box *policy.Box, d Target, h *handshake, start func() []byte) (config *tls.Config, check func() error) {
 	config = &tls.Config{
-		ServerName:         d.name.String(),
-		RootCAs:            p.cfg.Roots,
-		NextProtos:         h.alpn,
-		MinVersion:         tls.VersionTLS12,
-		Time:               fault.Now,
+		ServerName: d.name.String(),
+		RootCAs:    p.cfg.Roots,
+		NextProtos: h.alpn,
+		MinVersion: tls.VersionTLS12,
+		Time:       fault.Now,
 	}
 	sessions := &ownSessions{ClientSessionCache: p.sessionsOf(box.ID)}
 	if sessions.ClientSessionCache != nil {
