@@ -11,7 +11,7 @@ emit("done", { output: "You said " + value("-p"), input_tokens: 3, output_tokens
 
 export default {
   "a built-in agent without its image is refused in a sentence": async ({ create, assert, collect }) => {
-    const box = await create({ agent: { harness: "claude-code", model: "anthropic/claude-sonnet-4-5", apiKey: "k" } });
+    const box = await create({ runtime: "node", agent: { harness: "claude-code", model: "anthropic/claude-sonnet-4-5", apiKey: "k" } });
     await assert.rejects(box.agent.run({ prompt: "hi" }), /no claude-code: run `gateway image build debian-agents`/);
     await assert.rejects(box.agent.stream({ prompt: "hi" }).then(collect), /no claude-code: run `gateway image build debian-agents`/);
   },
