@@ -20,15 +20,14 @@ const realKey = "sk-real-key-of-the-models-8d41c7"
 // agent is one of the coding agents, with a model of a vendor.
 type agent struct {
 	name, model, host string
-	header, prefix    string // of the header field with the key
 }
 
 // agents are the coding agents, each with the vendor's API that it prefers, and opencode with both.
 var agents = []agent{
-	{"claude-code", "anthropic/claude-sonnet-4-5", "api.anthropic.com", "x-api-key", ""},
-	{"codex", "openai/gpt-5.3-codex", "api.openai.com", "authorization", "Bearer "},
-	{"opencode", "anthropic/claude-sonnet-4-5", "api.anthropic.com", "x-api-key", ""},
-	{"opencode", "openai/gpt-5", "api.openai.com", "authorization", "Bearer "},
+	{"claude-code", "anthropic/claude-sonnet-4-5", "api.anthropic.com"},
+	{"codex", "openai/gpt-5.3-codex", "api.openai.com"},
+	{"opencode", "anthropic/claude-sonnet-4-5", "api.anthropic.com"},
+	{"opencode", "openai/gpt-5", "api.openai.com"},
 }
 
 // String names the agent and its vendor.
@@ -57,14 +56,11 @@ func newStudio(t *testing.T) studio {
 	return s
 }
 
-// box creates a box with an agent, whose key is in a header rule.
+// box creates a box with a built-in agent and the key of its model.
 func (s studio) box(a agent, key string) string {
 	s.T.Helper()
 	return s.Create(map[string]any{
-		"runtime": "debian-agents", "agent": "custom", "model": a.model,
-		"custom_runner":  map[string]any{"command": "/usr/lib/boxgate/agents/" + a.name, "protocol": "box-sse-v1"},
-		"network_policy": harness.Custom(a.host),
-		"attach_headers": map[string]any{a.host: map[string]string{a.header: a.prefix + key}},
+		"agent": a.name, "model": a.model, "agent_api_key": key, "network_policy": harness.Custom(a.host),
 	})
 }
 
