@@ -12,6 +12,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/problem"
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/rule/header"
@@ -100,7 +101,8 @@ func TestKeys(t *testing.T) {
 	k.Set("/mcp_servers/0/headers/X-A", "mcp.example.com:8443", "x-a", "one")
 	k.Set("/mcp_servers/1/headers/X-B", "MCP.example.com:8443", "X-B", "two")
 	rules := k.Rules(nil)
-	if len(p) > 0 || len(rules) != 2 || header.Of(rules[0].Effects)[0].Literal.Reveal() != "Bearer sk-1" || len(header.Of(rules[1].Effects)) != 2 {
+	if len(p) > 0 || len(rules) != 2 || header.Of(rules[0].Effects)[0].Literal.Reveal() != "Bearer sk-1" || len(header.Of(rules[1].Effects)) != 2 ||
+		rules[0].OnRequests().Meter == nil || rules[0].OnRequests().Meter.Vendor() != llm.OpenAI || rules[1].OnRequests().Meter != nil {
 		t.Fatalf("%v %+v", p, rules)
 	}
 	k.Set("/mcp_servers/2/headers/X-A", "mcp.example.com:8443", "X-a", "other")
@@ -124,6 +126,38 @@ func TestKeys(t *testing.T) {
 	for _, one := range p {
 		if strings.Contains(one.Message, "sk-") {
 			t.Errorf("a key in %q", one.Message)
+		}
+	}
+}
+
+// TestMeters: the hosts of vendors are metered, whichever harness asks them, and no others: those have several APIs.
+func TestMeters(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		of   api.Hosted
+		want llm.Vendor
+	}{
+		{api.Hosted{Agent: ClaudeCode, Model: "anthropic/x"}, llm.Anthropic},
+		{api.Hosted{Agent: ClaudeCode, Model: "x", BaseURL: "https://API.anthropic.com"}, llm.Anthropic},
+		{api.Hosted{Agent: Codex, Model: "openai/x"}, llm.OpenAI},
+		{api.Hosted{Agent: OpenCode, Model: "anthropic/x"}, llm.Anthropic},
+		{api.Hosted{Agent: OpenCode, Model: "openai/x"}, llm.OpenAI},
+		{api.Hosted{Agent: OpenCode, Model: "google/x"}, llm.Google},
+		{api.Hosted{Agent: OpenCode, Model: "opencode/x"}, ""},
+		{api.Hosted{Agent: ClaudeCode, Model: "openrouter/x"}, ""},
+		{api.Hosted{Agent: ClaudeCode, Model: "anthropic/x", BaseURL: "https://models.example.com"}, ""},
+	} {
+		var p problem.List
+		keys := NewKeys(&p)
+		keys.SetModel("/agent_api_key", tt.of, "sk-1")
+		var got llm.Vendor
+		if rules := keys.Rules(nil); len(p) > 0 || len(rules) != 1 {
+			t.Errorf("%+v: %v %v", tt.of, p, rules)
+		} else if m := rules[0].OnRequests().Meter; m != nil {
+			got = m.Vendor()
+		}
+		if got != tt.want {
+			t.Errorf("%+v is metered as %q, want %q", tt.of, got, tt.want)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package agents
 
 import (
+	"encoding/json"
 	"errors"
 	"maps"
 	"net/http"
@@ -8,9 +9,11 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/problem"
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
+	"boxgate/rule/meter"
 )
 
 // Keys collects the header rules that carry the keys of an agent: of its model and of its MCP servers. Mistakes are added to a
@@ -19,14 +22,16 @@ type Keys struct {
 	problems *problem.List
 	fields   map[string]map[string]string // pattern → header field → value
 	at       map[string]string            // pattern → pointer to the first key for it
+	meters   map[string]llm.Vendor        // pattern → how its requests are metered
 }
 
 // NewKeys returns an empty collection whose mistakes are added to p.
 func NewKeys(p *problem.List) *Keys {
-	return &Keys{p, map[string]map[string]string{}, map[string]string{}}
+	return &Keys{p, map[string]map[string]string{}, map[string]string{}, map[string]llm.Vendor{}}
 }
 
-// SetModel adds the key of the model at a pointer. Keys of [IsHostedKey] are ignored.
+// SetModel adds the key of the model at a pointer; its requests are metered if the host is a vendor's own. Keys of [IsHostedKey] are
+// ignored.
 func (k *Keys) SetModel(at string, h api.Hosted, key string) {
 	if key == "" || IsHostedKey(key) {
 		return
@@ -37,22 +42,27 @@ func (k *Keys) SetModel(at string, h api.Hosted, key string) {
 		return
 	}
 	for field, prefix := range target.Fields {
-		k.Set(at, target.Host, field, prefix+key)
+		if pattern := k.set(at, target.Host, field, prefix+key); pattern != "" && target.Meter != "" {
+			k.meters[pattern] = target.Meter
+		}
 	}
 }
 
 // Set adds the value of one header field in requests to a host; at is the pointer of the value.
-func (k *Keys) Set(at, host, field, value string) {
+func (k *Keys) Set(at, host, field, value string) { k.set(at, host, field, value) }
+
+// set returns the pattern of the rule, or "" after a mistake.
+func (k *Keys) set(at, host, field, value string) (pattern string) {
 	rules, err := policy.ParseHeaders(map[string]map[string]string{host: {field: value}})
 	if invalid, ok := errors.AsType[*document.InvalidError](err); ok {
 		k.problems.Add(at, "cannot be set in requests to %q: %s", problem.Clip(host), invalid.Problems[0].Message)
-		return
+		return ""
 	}
 	if err != nil {
 		k.problems.Add(at, "cannot be set in requests to %q", problem.Clip(host))
-		return
+		return ""
 	}
-	pattern, field := rules[0].Pattern.String(), http.CanonicalHeaderKey(field)
+	pattern, field = rules[0].Pattern.String(), http.CanonicalHeaderKey(field)
 	fields := k.fields[pattern]
 	if fields == nil {
 		fields = map[string]string{}
@@ -60,9 +70,10 @@ func (k *Keys) Set(at, host, field, value string) {
 	}
 	if before, twice := fields[field]; twice && before != value {
 		k.problems.Add(at, "%s would have two values in requests to %s", field, pattern)
-		return
+		return ""
 	}
 	fields[field] = value
+	return pattern
 }
 
 // withPort returns the pattern of a rule with its port, for comparisons.
@@ -70,7 +81,18 @@ func withPort(r policy.HeaderRule) string { return r.Pattern.WithDefaultPort(nam
 
 // Rules returns the rules. A host that has a rule among others is a mistake, since only one of the rules could apply.
 func (k *Keys) Rules(others []policy.HeaderRule) []policy.HeaderRule {
-	rules, err := policy.ParseHeaders(k.fields)
+	doc := map[string]any{}
+	for pattern, fields := range k.fields {
+		doc[pattern] = fields
+		if vendor := k.meters[pattern]; vendor != "" {
+			doc[pattern] = map[string]any{"headers": fields, meter.Key: vendor}
+		}
+	}
+	text, err := json.Marshal(doc)
+	var rules []policy.HeaderRule
+	if err == nil { // texts always encode
+		rules, err = policy.ParseHeaderRules(text, nil)
+	}
 	if err != nil { // each was parsed alone
 		k.problems.Add("", "the keys of the agent make no header rules")
 		return nil

@@ -8,14 +8,22 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet/models"
+	"boxgate/llm"
 )
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
 // realKey is the key of the server of models. It must never be in a box.
 const realKey = "sk-real-key-of-the-models-8d41c7"
+
+// Prices of all models, for a million tokens. Tokens that are written to a cache cost twice that of the input.
+const (
+	inputPrice  = 1 * llm.Dollar
+	outputPrice = 10 * llm.Dollar
+)
 
 // agent is one of the coding agents, with a model of a vendor.
 type agent struct {
@@ -44,7 +52,10 @@ type studio struct {
 
 func newStudio(t *testing.T) studio {
 	t.Helper()
-	s := studio{harness.NewWorld(t, nil), &models.Server{Key: realKey}}
+	s := studio{harness.NewWorld(t, func(c *config.Config) {
+		input, output := inputPrice, outputPrice
+		c.Prices = config.Prices{"*": {Input: &input, Output: &output}}
+	}), &models.Server{Key: realKey}}
 	for host, addr := range map[string]string{"api.anthropic.com": "198.51.100.201", "api.openai.com": "198.51.100.202"} {
 		if err := s.Net.AddHost(host, addr); err != nil {
 			t.Fatal(err)
@@ -59,9 +70,14 @@ func newStudio(t *testing.T) studio {
 // box creates a box with a built-in agent and the key of its model.
 func (s studio) box(a agent, key string) string {
 	s.T.Helper()
-	return s.Create(map[string]any{
-		"agent": a.name, "model": a.model, "agent_api_key": key, "network_policy": harness.Custom(a.host),
-	})
+	return s.boxWith(a, key, map[string]any{})
+}
+
+// boxWith creates a box with further fields of the request.
+func (s studio) boxWith(a agent, key string, fields map[string]any) string {
+	s.T.Helper()
+	fields["agent"], fields["model"], fields["agent_api_key"], fields["network_policy"] = a.name, a.model, key, harness.Custom(a.host)
+	return s.Create(fields)
 }
 
 // outcome is a run with its events.
@@ -70,11 +86,12 @@ type outcome struct {
 	tools, results []string // JSON
 	notices        []string
 	done           struct {
-		Output    string `json:"output"`
-		Input     int    `json:"input_tokens"`
-		Cached    int    `json:"cached_input_tokens"`
-		OutputN   int    `json:"output_tokens"`
-		SessionID string `json:"session_id"`
+		Output    string  `json:"output"`
+		Input     int     `json:"input_tokens"`
+		Cached    int     `json:"cached_input_tokens"`
+		OutputN   int     `json:"output_tokens"`
+		Cost      float64 `json:"total_cost_usd"`
+		SessionID string  `json:"session_id"`
 	}
 	problem string
 	took    time.Duration

@@ -49,6 +49,8 @@ func (m *creation) withAgentWarnings(view api.Box) api.Box {
 			ps.Add("/network_policy", "does not allow %s, the server of the agent's model", target.Host)
 		case len(rule.Effects) == 0:
 			ps.Add("/agent_api_key", "no key is set in requests to %s: give one here, or make a header rule for all boxes", target.Host)
+		case rule.OnRequests().Meter == nil && len(view.Limits.Models(m.boxes.ModelLimit)) > 0:
+			ps.Add("/limits/model", "does not apply to %s, the server of the agent's model: its requests are not metered. Give the key in a header rule with meter", target.Host)
 		}
 	} else if agents.IsBuiltIn(h.Agent) && !known {
 		ps.Add("/model", "its provider is not known to %s, so that nothing is prepared for its server: write it as provider/model, or give agent_base_url", h.Agent)

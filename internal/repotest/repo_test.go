@@ -57,7 +57,7 @@ observe/replay: policy audit observe
 boundary: policy
 boundary/endpoint: policy audit api api/problem api/strict boundary
 boundary/mcp: boundary
-agents: policy rule/header api api/problem internal/lazyregexp
+agents: policy rule/header api api/problem internal/lazyregexp llm rule/meter
 audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network

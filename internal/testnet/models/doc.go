@@ -8,6 +8,8 @@
 //	model: think WORDS     thinks
 //	model: say WORDS       answers with the words
 //	model: run COMMAND     calls the client's tool for shell commands, and continues with the next line after its result
+//	model: loop COMMAND    calls that tool again and again, whatever its result
+//	model: spend N         counts N more tokens of output in each answer
 //	model: repeat          answers with the output of the last command
 //	model: note WORDS      has no effect now
 //	model: recall          repeats the first note of the conversation

@@ -67,6 +67,9 @@ func TestAPIs(t *testing.T) {
 		if status, text := try("k", "true", "model: run ls"); status != 200 || !strings.Contains(text, form.call) || !strings.Contains(text, `command`) {
 			t.Errorf("%s: %d %s", path, status, text)
 		}
+		if status, text := try("k", "true", "model: spend 5000\\nmodel: loop ls"); status != 200 || !strings.Contains(text, form.call) || !strings.Contains(text, "_tokens\":5002") {
+			t.Errorf("%s: %d %s", path, status, text)
+		}
 		if status, text := try("k", "true", "model: break\\nmodel: say hello"); status != 200 || strings.Contains(text, form.end) || !strings.Contains(text, "Overloaded") {
 			t.Errorf("%s: %d %s", path, status, text)
 		}
@@ -75,7 +78,7 @@ func TestAPIs(t *testing.T) {
 				t.Errorf("%s: request %d: %d", path, i, status)
 			}
 		}
-		if all := s.Requests(); len(all) != 8 || all[0].Status != http.StatusUnauthorized || all[1].Usage.Input != 110 || all[1].Model != "m" {
+		if all := s.Requests(); len(all) != 9 || all[0].Status != http.StatusUnauthorized || all[1].Usage.Input != 110 || all[1].Model != "m" {
 			t.Errorf("%s: %+v", path, all)
 		}
 	}

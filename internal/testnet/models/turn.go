@@ -140,6 +140,12 @@ func (t turn) step(a *answer, verb, rest string, done *int, results []string) bo
 			a.call = c
 			return true
 		}
+	case "loop":
+		a.call = t.callFor("run", rest)
+		return a.call != nil
+	case "spend":
+		n, _ := strconv.Atoi(rest)
+		a.usage.Output += n
 	case "think":
 		if *done == 0 {
 			a.thinking = rest

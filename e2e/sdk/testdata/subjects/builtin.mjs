@@ -125,6 +125,9 @@ export default {
     assert.deepEqual(at(await made({ agent_api_key: "STORED_KEY" })), ["/agent_api_key"]);
     assert.ok(at(await made({ agent_api_key: apiKey, network_policy: { mode: "custom", allowed_domains: ["api.example.com"] } })).includes("/network_policy"));
     assert.ok(at(await made({ agent_api_key: apiKey, skills: ["acme/skills"], network_policy: { mode: "custom", allowed_domains: ["api.anthropic.com"] } })).includes("/skills"));
+    const limits = { model: { tokens: 100_000, per: "day" } };
+    assert.deepEqual(await made({ agent_api_key: apiKey, limits }), []);
+    assert.deepEqual(at(await made({ agent_api_key: apiKey, limits, agent_base_url: "https://models.example.com" })), ["/limits/model"]);
   },
   "MCP servers are in the files of the harnesses, and their keys are not": async ({ create, assert }) => {
     const box = await create({ agent, mcpServers: [{ name: "remote", url: "https://mcp.example.com/mcp", headers: { "X-Mcp-Key": mcpKey } }, { name: "local", package: "@org/mcp-server@1.2.3", args: ["--root", "/a \"b\""] }] });
