@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/json"
 	"errors"
+	"math"
 	"strings"
 	"unicode/utf8"
 
@@ -100,7 +101,7 @@ func ReadCall(v llm.Vendor, path, query string, body []byte) (*Asked, error) {
 	if v == llm.Google && narrowsResponse(query) {
 		return nil, ErrQuery
 	}
-	r := request{vendor: v, seen: map[string]bool{}}
+	r := request{vendor: v, path: path, seen: map[string]bool{}}
 	s := scanner{to: &r}
 	s.feed(body)
 	switch {
@@ -146,6 +147,7 @@ func narrowsResponse(query string) bool {
 // request collects the members of a request.
 type request struct {
 	vendor llm.Vendor
+	path   string
 	seen   map[string]bool // folded places of the members of objects that matter
 	flaw   error
 
@@ -154,6 +156,7 @@ type request struct {
 	fallbacks []string
 	max       uint64
 	answers   uint64
+	prompts   uint64 // of a list of them, each of which is answered
 }
 
 // knownKeys are the members that matter, in each spelling that the servers of a vendor accept, by the place of their object.
@@ -229,7 +232,13 @@ func (r *request) value(place []byte, kind byte, text []byte, cut bool) {
 		r.fallback(kind, text, cut)
 	case "max_tokens", "max_completion_tokens", "max_output_tokens", "generationConfig/maxOutputTokens", "generationConfig/max_output_tokens",
 		"generation_config/maxOutputTokens", "generation_config/max_output_tokens":
-		r.max = max(r.max, r.number(kind, text, mostMax))
+		if n := r.number(kind, text, mostMax); r.heeds(string(place)) {
+			r.max = max(r.max, n)
+		}
+	case "prompt/[]":
+		if kind != '0' { // numbers are the tokens of one prompt
+			r.prompts++
+		}
 	case "n", "best_of", "generationConfig/candidateCount", "generationConfig/candidate_count", "generation_config/candidateCount",
 		"generation_config/candidate_count":
 		r.answers = max(r.answers, r.number(kind, text, mostAnswers))
@@ -242,6 +251,17 @@ func (r *request) value(place []byte, kind byte, text []byte, cut bool) {
 			r.flaw = ErrBackground
 		}
 	}
+}
+
+// heeds reports whether the endpoint limits its answers by a member of the document. Many servers leave out members that they do not know.
+func (r *request) heeds(member string) bool {
+	if r.vendor != llm.OpenAI {
+		return true
+	}
+	if strings.HasSuffix(r.path, "/completions") {
+		return member == "max_tokens" || member == "max_completion_tokens" && strings.HasSuffix(r.path, "/chat/completions")
+	}
+	return member == "max_output_tokens" && strings.HasSuffix(r.path, "/responses")
 }
 
 // name returns the name of a model, or "" if it is none.
@@ -291,14 +311,17 @@ func (r *request) number(kind byte, text []byte, most uint64) (n uint64) {
 
 // most returns the most output tokens of all answers together; 0: not stated.
 func (r *request) most() uint64 {
-	n := r.max
-	if r.answers <= 1 {
+	n, answers := r.max, max(r.answers, 1)*max(r.prompts, 1) // at most 1<<45: a body has 1<<25 bytes
+	if answers == 1 {
 		return n
 	}
 	if n == 0 {
 		n = unstatedMax
 	}
-	return n * r.answers // at most 1<<60
+	if n > math.MaxUint64/answers {
+		return math.MaxUint64
+	}
+	return n * answers
 }
 
 // models sets the models of a request, which some vendors name in the path.

@@ -39,6 +39,16 @@ func TestCalls(t *testing.T) {
 		{llm.Google, gemini, `{"contents":[{"parts":[{"text":"generationConfig"}]}],"generationConfig":{"maxOutputTokens":9,"candidateCount":2}}`, "gemini-x", 18, nil},
 		{llm.Google, gemini, `{"generation_config":{"max_output_tokens":9}}`, "gemini-x", 9, nil},
 		{llm.Google, gemini, `{"model":"models/gemini-x"}`, "gemini-x", 0, nil},
+		// Each prompt of a list is answered.
+		{llm.OpenAI, "/v1/completions", `{"model":"gpt-x","max_tokens":10,"prompt":["a","b","c"]}`, "gpt-x", 30, nil},
+		{llm.OpenAI, "/v1/completions", `{"model":"gpt-x","max_tokens":10,"n":2,"prompt":[[1,2],[3]]}`, "gpt-x", 40, nil},
+		{llm.OpenAI, "/v1/completions", `{"model":"gpt-x","max_tokens":10,"prompt":[1,2,3]}`, "gpt-x", 10, nil},
+		{llm.OpenAI, "/v1/completions", `{"model":"gpt-x","prompt":["a","b"]}`, "gpt-x", 2 * unstatedMax, nil},
+		// Many servers leave out limits that belong to another endpoint.
+		{llm.OpenAI, "/v1/responses", `{"model":"gpt-x","max_tokens":1,"max_completion_tokens":1}`, "gpt-x", 0, nil},
+		{llm.OpenAI, "/v1/responses/compact", `{"model":"gpt-x","max_output_tokens":1}`, "gpt-x", 0, nil},
+		{llm.OpenAI, "/v1/completions", `{"model":"gpt-x","max_completion_tokens":1}`, "gpt-x", 0, nil},
+		{llm.OpenAI, chat, `{"model":"gpt-x","max_output_tokens":1}`, "gpt-x", 0, nil},
 	} {
 		got, err := ReadCall(c.vendor, c.path, "", []byte(c.body))
 		if err != nil {
