@@ -80,6 +80,7 @@ var (
 	ErrModel      = errors.New("the request does not name its model by a text of printable ASCII, or names two")
 	ErrMax        = errors.New("the limit of output tokens is not a whole number")
 	ErrBackground = errors.New("the request asks for an answer in the background, whose tokens no response reports")
+	ErrOthers     = errors.New("the request names further models, as fallbacks or in its tools, whose tokens its response does not report")
 	ErrQuery      = errors.New("the query asks for a response without usage, or in another form than JSON and events")
 )
 
@@ -177,6 +178,10 @@ func (r *request) key(place []byte) {
 	parent, key := "", string(place)
 	if i := strings.LastIndexByte(key, '/'); i >= 0 {
 		parent, key = key[:i], key[i+1:]
+	}
+	if parent == "tools/[]" && bare(key) == "model" || parent == "" && bare(key) == "fallbacks" {
+		r.flaw = ErrOthers
+		return
 	}
 	known := knownKeys[r.vendor][parent]
 	if known == nil || key == otherKey {

@@ -27,6 +27,7 @@ func TestCalls(t *testing.T) {
 		others     []string
 	}{
 		{llm.Anthropic, messages, `{"model":"claude-x","messages":[{"content":"{\"model\":\"y\"}"}],"max_tokens":100}`, "claude-x", 100, nil},
+		{llm.Anthropic, messages, `{"model":"claude-x","tools":[{"name":"model","input_schema":{"properties":{"model":{}}}}]}`, "claude-x", 0, nil},
 		{llm.Anthropic, messages, `{"messages":[{"content":[{"input":{"model":"y","max_tokens":1}}]}],"mod\u0065l":"claude-x"}`, "claude-x", 0, nil},
 		{llm.Anthropic, "/v1/projects/p/locations/l/publishers/anthropic/models/claude-x@2025:streamRawPredict", `{"max_tokens":5}`, "claude-x@2025", 5, nil},
 		{llm.OpenAI, chat, `{"model":"gpt-x","max_tokens":10,"max_completion_tokens":20}`, "gpt-x", 20, nil},
@@ -108,6 +109,9 @@ func TestCallsThatServersReadDifferently(t *testing.T) {
 		{llm.OpenAI, chat, "", `{"model":"a","models":"b"}`, ErrModel},
 		{llm.OpenAI, chat, "", `{"model":"a","models":[["b"]]}`, ErrModel},
 		{llm.OpenAI, chat, "", `{"model":["a"]}`, ErrModel},
+		{llm.OpenAI, chat, "", `{"model":"a","fallbacks":["b"]}`, ErrOthers},
+		{llm.OpenAI, "/v1/responses", "", `{"model":"a","tools":[{"type":"image_generation","model":"b"}]}`, ErrOthers},
+		{llm.Anthropic, messages, "", `{"model":"a","tools":[{"type":"advisor","mod\u0065l":"b"}]}`, ErrOthers},
 		{llm.OpenAI, chat, "", `{"model":null}`, ErrModel},
 		{llm.OpenAI, chat, "", `{"model":"a b"}`, ErrModel},
 		{llm.OpenAI, chat, "", `{"model":"` + strings.Repeat("a", 300) + `"}`, ErrModel},
