@@ -65,13 +65,14 @@ func CheckPattern(pattern string) error {
 	return nil
 }
 
-// Of returns the price of a model, and whether the table has one.
+// Of returns the price of a model, and whether the table has one. Case does not matter: some servers ignore it in requests.
 func (p Prices) Of(model string) (Price, bool) {
 	if len(model) > maxModel {
 		return Price{}, false
 	}
+	model = strings.ToLower(model)
 	for _, price := range p.list {
-		if matches(price.Pattern, model) {
+		if matches(strings.ToLower(price.Pattern), model) {
 			return price, true
 		}
 	}
