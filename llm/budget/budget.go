@@ -307,7 +307,9 @@ func (r *reservation) Settle(u llm.Usage, model string, complete bool) {
 	known := Amount{Tokens: u.Tokens(), USD: price.cost(u)}
 	charged := known
 	if !complete {
-		charged = Amount{Tokens: max(known.Tokens, r.most.Tokens), USD: max(known.USD, r.most.USD)}
+		all := u // the vendor may have added input that was not reserved
+		all.Output = max(u.Output, r.price.maxOutput(r.call))
+		charged = Amount{Tokens: max(all.Tokens(), r.most.Tokens), USD: max(price.cost(all), r.most.USD)}
 	}
 	b.mu.Lock()
 	now := b.cfg.Now()

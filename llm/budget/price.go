@@ -108,12 +108,15 @@ func (p Price) cost(u llm.Usage) llm.Money {
 
 // most returns the most that a call may cost. It cannot know which of its input a cache will have.
 func (p Price) most(c llm.Call) Amount {
-	output := cmp.Or(c.Max, p.MaxOutput, DefaultMaxOutput)
+	output := p.maxOutput(c)
 	return Amount{
 		Tokens: llm.Add(c.Input, output),
 		USD:    max(p.Input, p.CacheRead, p.CacheWrite).Times(c.Input).Plus(p.Output.Times(output)),
 	}
 }
+
+// maxOutput returns the most output tokens of a call.
+func (p Price) maxOutput(c llm.Call) uint64 { return cmp.Or(c.Max, p.MaxOutput, DefaultMaxOutput) }
 
 // maxModel is the longest name of a model that is looked up and shown.
 const maxModel = 128
