@@ -109,10 +109,13 @@ const reason = "model_budget"
 // retrySoon is when to try again if running requests hold the rest of the limit.
 const retrySoon = time.Second
 
-// The most that one request may reserve: sums of reservations are never saturated, as they are subtracted again.
+// The most that one request, one box and one account may reserve: sums of reservations are never saturated, as they are subtracted again,
+// and the requests of one box do not make those of others be refused.
 const (
 	maxCallTokens = 1e12
-	maxCallUSD    = llm.MaxUSD
+	maxCallUSD    = 10_000 * llm.Dollar
+	maxHeld       = math.MaxInt64
+	maxHeldOfBox  = maxHeld / 64
 )
 
 // share is a part of a request's cost: an account with the limits that apply to it.
@@ -173,7 +176,11 @@ func (b *Book) judgeLocked(shares []share, r *reservation) (of string, refusal *
 		return "box", &llm.Refusal{Message: "this request asks for more tokens than a model answers with"}
 	}
 	for _, s := range shares {
-		if held := plus(s.account.reserved, r.most); held.Tokens > math.MaxInt64 || held.USD > math.MaxInt64 {
+		most := uint64(maxHeld)
+		if s.of == "box" {
+			most = maxHeldOfBox
+		}
+		if held := plus(s.account.reserved, r.most); held.Tokens > most || uint64(held.USD) > most {
 			return s.of, &llm.Refusal{RetryAfter: retrySoon, Message: "too many requests to models are running; try again when some have ended"}
 		}
 		s.account.roll(now)

@@ -414,6 +414,25 @@ func TestAttackHugeRequests(t *testing.T) {
 	}
 }
 
+// TestAttackReservationsOfOneBox: a box without a limit cannot reserve so much that requests of other boxes are refused.
+func TestAttackReservationsOfOneBox(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.reserve("b", 1000)
+	most := llm.Call{Model: "m-1", Max: uint64(maxCallUSD / (15 * llm.Dollar / 1e6))}
+	for ; most.Max > 1; most.Max /= 2 {
+		for range 20_000 {
+			if _, err := r.Reserve("a", "", most); err != nil {
+				break
+			}
+		}
+	}
+	most.Max = 1 << 20
+	r.refused("a", most)
+	r.reserve("b", 1000)
+	r.reserve("c", 1000)
+}
+
 // TestModelsAreBounded: names of models are the box's.
 func TestModelsAreBounded(t *testing.T) {
 	t.Parallel()
