@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"mime"
 	"net/http"
 	"strconv"
 	"strings"
@@ -26,7 +27,10 @@ import (
 // MaxMetered is the largest body of a request that is metered, in bytes. It is the limit of the vendors' own.
 const MaxMetered = 32 << 20
 
-const flawMetered = "the body is larger than 32 MiB"
+const (
+	flawMetered = "the body is larger than 32 MiB"
+	flawType    = "its Content-Type is not that of JSON in UTF-8"
+)
 
 // flawSize returns the flaw of a body that was not read to its end.
 func (w *Rewriting) flawSize() string {
@@ -113,14 +117,19 @@ func (x *Exchange) Reserve(ctx context.Context, r *Decision, w *Rewriting) (refu
 
 // readCall reads the request as it will be sent.
 func (w *Rewriting) readCall(ctx context.Context, meter rule.Metered) (asked *wire.Asked, refused *problem.Problem) {
-	var encodings []string
+	var encodings, types []string
 	for i := range w.Fields {
 		switch f := &w.Fields[i]; {
+		case strings.EqualFold(f.Name, "Content-Type"):
+			types = append(types, f.Value)
 		case strings.EqualFold(f.Name, "Content-Encoding"):
 			encodings = append(encodings, f.Value)
 		case strings.EqualFold(f.Name, "X-Goog-FieldMask") && meter.Vendor() == llm.Google:
 			return nil, w.refuseUnread(meter, wire.ErrQuery.Error())
 		}
+	}
+	if !isJSON(types) {
+		return nil, w.refuseUnread(meter, flawType)
 	}
 	body, flaw, full := w.s.plainBody(ctx, w, encodings)
 	switch {
@@ -136,6 +145,19 @@ func (w *Rewriting) readCall(ctx context.Context, meter rule.Metered) (asked *wi
 		return nil, w.refuseUnread(meter, err.Error())
 	}
 	return asked, nil
+}
+
+// isJSON reports whether servers read a body with these values of Content-Type as JSON in UTF-8. Most do so for plain text, and without a
+// type. A form, or protocol buffers at Google, may contain another request in the bytes of one in JSON.
+func isJSON(types []string) bool {
+	if len(types) != 1 {
+		return len(types) == 0
+	}
+	kind, parameters, err := mime.ParseMediaType(types[0])
+	if charset, has := parameters["charset"]; err != nil || has && !strings.EqualFold(charset, "utf-8") && !strings.EqualFold(charset, "utf8") {
+		return false
+	}
+	return kind == "application/json" || strings.HasSuffix(kind, "+json") || kind == "text/json" || kind == "text/plain"
 }
 
 // refuseUnread refuses a request that cannot be read.
