@@ -21,6 +21,11 @@ func less(a, b Amount) Amount {
 	return Amount{Tokens: a.Tokens - min(a.Tokens, b.Tokens), USD: a.USD - min(a.USD, b.USD)}
 }
 
+// least returns the smaller of each amount.
+func least(a, b Amount) Amount {
+	return Amount{Tokens: min(a.Tokens, b.Tokens), USD: min(a.USD, b.USD)}
+}
+
 // covers reports whether a is at least b.
 func covers(a, b Amount) bool { return a.Tokens >= b.Tokens && a.USD >= b.USD }
 

@@ -131,6 +131,7 @@ func (b *Book) changedLocked(ahead bool) map[string]store.ModelAccount {
 			continue
 		}
 		r := a.record
+		a.stored = least(a.stored, plus(r.Total, r.Ahead)) // until it is written, the store may have either
 		r.Models = maps.Clone(r.Models)
 		records[key] = r
 	}

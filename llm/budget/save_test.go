@@ -248,3 +248,22 @@ func TestAccountsOfRevokedKeysEnd(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestAttackReservationDuringAWrite: a write that stores less than before covers no request that begins while it runs.
+func TestAttackReservationDuringAWrite(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.limit("a", tokens(100_000, llm.PerDay))
+	r.reserve("a", 2000).Settle(llm.Usage{}, "m-1", true)
+	r.reserve("a", 4).Settle(llm.Usage{}, "m-1", true)
+	r.saving.Lock()
+	r.mu.Lock()
+	lower := r.changedLocked(true)
+	r.mu.Unlock()
+	before := r.store.writes
+	r.saving.Unlock()
+	r.reserve("a", 2000)
+	if ahead := lower["box a"].Ahead.Tokens; ahead >= 2000 || r.store.writes == before {
+		t.Errorf("a request for 2000 tokens left, with %d tokens ahead in a write that ran, after %d more writes", ahead, r.store.writes-before)
+	}
+}
