@@ -36,6 +36,7 @@ type Call struct {
 	Model  string // as the request names it; text of the box
 	Max    uint64 // most output tokens that the request asks for, of all its answers together; 0: not stated
 	Input  uint64 // upper bound of its input tokens: bytes of its body
+	Adds   bool   // the vendor adds input to that of the body: stored conversations, files, URLs, results of its own tools
 }
 
 // Meter is asked by the interceptor for each metered request. Safe for concurrent use.

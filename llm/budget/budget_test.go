@@ -380,6 +380,7 @@ func TestAttackResponseThatIsCutShort(t *testing.T) {
 		"nothing reported": {llm.Usage{}, 1000},
 		"an estimate":      {llm.Usage{Input: 10, CacheRead: 5, Output: 1, Requests: 1}, 1000},
 		"more than asked":  {llm.Usage{Input: 10, Output: 1900, Requests: 1}, 1910},
+		"input estimated":  {llm.Usage{Input: 200_100, Requests: 1}, 200_850},
 		"input of a URL":   {llm.Usage{Input: 4000, CacheRead: 1000, Output: 3, Requests: 1}, 5750},
 	} {
 		r := newRig(t)

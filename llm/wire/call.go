@@ -103,7 +103,7 @@ func ReadCall(v llm.Vendor, path, query string, body []byte) (*Asked, error) {
 		return nil, ErrQuery
 	}
 	r := request{vendor: v, path: path, seen: map[string]bool{}}
-	s := scanner{to: &r}
+	s := scanner{to: &r, refers: &r}
 	s.feed(body)
 	switch {
 	case !s.whole():
@@ -111,7 +111,7 @@ func ReadCall(v llm.Vendor, path, query string, body []byte) (*Asked, error) {
 	case r.flaw != nil:
 		return nil, r.flaw
 	}
-	asked := &Asked{Call: llm.Call{Vendor: v, Max: r.most(), Input: uint64(len(body))}}
+	asked := &Asked{Call: llm.Call{Vendor: v, Max: r.most(), Input: uint64(len(body)), Adds: r.adds}}
 	if err := r.models(asked, path); err != nil {
 		return nil, err
 	}
@@ -157,6 +157,7 @@ type request struct {
 	fallbacks []string
 	max       uint64
 	answers   uint64
+	adds      bool   // the vendor adds input
 	prompts   uint64 // of a list of them, each of which is answered
 }
 
@@ -223,6 +224,7 @@ func bare(key string) string { return strings.ToLower(separators.Replace(key)) }
 
 // value implements [visitor].
 func (r *request) value(place []byte, kind byte, text []byte, cut bool) {
+	r.adds = r.adds || r.addsInput(place, kind, text)
 	switch string(place) {
 	case "model":
 		r.hasModel = true

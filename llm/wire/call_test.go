@@ -133,6 +133,52 @@ func TestCallsThatServersReadDifferently(t *testing.T) {
 	}
 }
 
+// TestInputThatTheVendorAdds: requests whose input is not in their body.
+func TestInputThatTheVendorAdds(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		vendor     llm.Vendor
+		path, body string
+		adds       bool
+	}{
+		{llm.OpenAI, "/v1/responses", `{"model":"a","previous_response_id":"r"}`, true},
+		{llm.OpenAI, "/v1/responses", `{"model":"a","previous_response_id":null,"conversation":null}`, false},
+		{llm.OpenAI, "/v1/responses", `{"model":"a","conversation":{"id":"c"}}`, true},
+		{llm.OpenAI, "/v1/responses", `{"model":"a","prompt":{"id":"p"}}`, true},
+		{llm.OpenAI, "/v1/completions", `{"model":"a","prompt":"p"}`, false},
+		{llm.OpenAI, "/v1/responses", `{"model":"a","input":[{"type":"item_reference","id":"x"}]}`, true},
+		{llm.OpenAI, "/v1/responses", `{"model":"a","input":[{"id":"x"}]}`, true},
+		{llm.OpenAI, "/v1/responses", `{"model":"a","input":[{"content":[{"type":"input_file","file_\u0069d":"f"}]}]}`, true},
+		{llm.OpenAI, "/v1/responses", `{"model":"a","input":[{"content":[{"file_url":"https://x"}]}]}`, true},
+		{llm.OpenAI, "/v1/responses", `{"model":"a","tools":[{"type":"web_search"}]}`, true},
+		{llm.OpenAI, "/v1/responses", `{"model":"a","tools":[{"type":"function","parameters":{"properties":{"url":{"type":"string"},"file_id":{}}}}]}`, false},
+		{llm.OpenAI, chat, `{"model":"a","messages":[{"content":[{"image_url":{"url":"https://x"}}]}]}`, true},
+		{llm.OpenAI, chat, `{"model":"a","messages":[{"content":[{"image_url":{"url":"data:image/png;base64,AAAA"}}]}]}`, false},
+		{llm.OpenAI, chat, `{"model":"a","messages":[{"content":"file_id"}]}`, false},
+		{llm.OpenAI, chat, `{"model":"a","messages":[{"content":[{"image_url":{"url":"` + strings.Repeat("x", 1000) + `"}}]}]}`, true},
+		{llm.Anthropic, messages, `{"model":"a","messages":[{"content":[{"source":{"type":"url","url":"https://x"}}]}]}`, true},
+		{llm.Anthropic, messages, `{"model":"a","messages":[{"content":[{"content":[{"source":{"file_id":"x"}}]}]}]}`, true},
+		{llm.Anthropic, messages, `{"model":"a","mcp_servers":[{"url":"x"}]}`, true},
+		{llm.Anthropic, messages, `{"model":"a","tools":[{"type":"bash_20250124"},{"type":"custom"},{"name":"x"}]}`, false},
+		{llm.Anthropic, messages, `{"model":"a","tools":[{"type":"web_fetch_20250910"}]}`, true},
+		{llm.Google, gemini, `{"contents":[{"parts":[{"fileData":{"fileUri":"gs://x"}}]}]}`, true},
+		{llm.Google, gemini, `{"contents":[{"parts":[{"file_data":{"file_uri":"gs://x"}}]}]}`, true},
+		{llm.Google, gemini, `{"cachedContent":"cachedContents/x"}`, true},
+		{llm.Google, gemini, `{"tools":[{"functionDeclarations":[]}]}`, false},
+		{llm.Google, gemini, `{"tools":[{"urlContext":{}}]}`, true},
+	} {
+		got, err := ReadCall(c.vendor, c.path, "", []byte(c.body))
+		if err != nil || got.Adds != c.adds {
+			t.Errorf("%s: %+v, %v; want %v", c.body, got, err, c.adds)
+		}
+	}
+	open := NewReader(llm.Call{Vendor: llm.OpenAI, Input: 400, Adds: true})
+	open.Feed([]byte("data: {}\n\n"))
+	if u, _, complete := open.Result(false); complete || u.Input != 100+AddedInput {
+		t.Errorf("an answer that is cut short counts %+v", u)
+	}
+}
+
 // TestEndpoints: paths that ask a model, others, and paths that only some servers take for one.
 func TestEndpoints(t *testing.T) {
 	t.Parallel()

@@ -25,6 +25,14 @@ type visitor interface {
 	key(place []byte)
 }
 
+// refers is a visitor of members at any level.
+type refers interface {
+	// refersBy reports whether the value of a key is needed, however deep it is.
+	refersBy(key []byte) bool
+	// refersTo is called for these values, as [visitor.value] is.
+	refersTo(kind byte, text []byte)
+}
+
 // scanner reads one JSON document as it arrives (RFC 8259). It follows strings, escapes and levels exactly, and accepts some documents that are
 // not valid. The zero scanner is ready after to is set. Not safe for concurrent use.
 type scanner struct {
@@ -42,6 +50,9 @@ type scanner struct {
 	ends    [maxPath + 1]int
 	path    []byte // of the known levels
 	text    []byte // of the current key or scalar
+
+	refers refers // nil: not asked
+	watch  bool   // the next value is of a key of refers
 
 	counts bool   // strings at this place are the text of an answer
 	Text   uint64 // bytes of the text of answers, as written
@@ -175,6 +186,10 @@ func (s *scanner) open(c byte) {
 	if s.placed() && s.depth > 0 {
 		s.to.value(s.path, c, nil, false)
 	}
+	if s.watch {
+		s.watch = false
+		s.refers.refersTo(c, nil)
+	}
 	placed := s.placed() && s.depth < maxPath
 	d := s.depth
 	s.depth++
@@ -228,7 +243,7 @@ func (s *scanner) ended() {
 // beginString begins a key or a string.
 func (s *scanner) beginString(key bool) {
 	s.state, s.isKey, s.text, s.cut, s.esc = inString, key, s.text[:0], false, 0
-	s.mute = !s.placed()
+	s.mute = !s.placed() && !s.watch && !(key && s.refers != nil)
 }
 
 // inString takes the next bytes of a string, and returns those after it.
@@ -306,6 +321,7 @@ func (s *scanner) escape(c byte) {
 // endKey follows a key.
 func (s *scanner) endKey() {
 	s.state = inColon
+	s.watch = s.refers != nil && !s.cut && s.refers.refersBy(s.text)
 	if !s.placed() {
 		return
 	}
@@ -363,6 +379,10 @@ func (s *scanner) endWord() {
 
 // endScalar follows a string, number or literal.
 func (s *scanner) endScalar(kind byte) {
+	if s.watch {
+		s.watch = false
+		s.refers.refersTo(kind, s.text)
+	}
 	if s.placed() {
 		s.to.value(s.path, kind, s.text, s.cut)
 	}

@@ -126,7 +126,7 @@ func (r *Reader) usage(c counts) llm.Usage {
 // estimate completes the usage of a response that did not report all of it.
 func (r *Reader) estimate(u *llm.Usage) {
 	if !r.some {
-		u.Input = Estimate(r.call.Input)
+		u.Input = EstimateInput(r.call)
 	}
 	if u.Output = max(u.Output, Estimate(r.scan.Text)); r.form == formEvents && !r.parsed {
 		u.Output = max(u.Output, Estimate(r.bytes)) // it has another form
@@ -136,6 +136,17 @@ func (r *Reader) estimate(u *llm.Usage) {
 // Estimate returns the estimated number of tokens of a text of n bytes.
 func Estimate(n uint64) uint64 {
 	return n/bytesPerToken + (n%bytesPerToken+bytesPerToken-1)/bytesPerToken
+}
+
+// AddedInput stands for the input that a vendor adds to a request, if it was not reported: the context of a large model.
+const AddedInput = 200_000
+
+// EstimateInput returns the estimated number of input tokens of a call.
+func EstimateInput(c llm.Call) uint64 {
+	if c.Adds {
+		return llm.Add(Estimate(c.Input), AddedInput)
+	}
+	return Estimate(c.Input)
 }
 
 func less(a, b uint64) uint64 { return a - min(a, b) }

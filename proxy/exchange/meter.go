@@ -288,7 +288,7 @@ func (x *Exchange) settle() {
 		m.held.Settle(llm.Usage{}, model, true)
 		return
 	}
-	u := llm.Usage{Input: wire.Estimate(m.call.Input), Requests: 1}
+	u := llm.Usage{Input: wire.EstimateInput(m.call), Requests: 1}
 	complete := false
 	if m.coded != nil {
 		_ = m.coded.Close()
