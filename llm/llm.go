@@ -34,6 +34,7 @@ type Usage struct {
 type Call struct {
 	Vendor Vendor
 	Model  string // as the request names it; text of the box
+	Others string // models that the server may use instead, separated by spaces; likewise
 	Max    uint64 // most output tokens that the request asks for, of all its answers together; 0: not stated
 	Input  uint64 // upper bound of its input tokens: bytes of its body
 	Adds   bool   // the vendor adds input to that of the body: stored conversations, files, URLs, results of its own tools

@@ -131,8 +131,8 @@ func (b *Book) Reserve(box, _ string, c llm.Call) (llm.Reservation, error) {
 	if !known {
 		return nil, b.refuse("box", &llm.Refusal{Message: "the budget of this box is not known"})
 	}
-	price, priced := b.cfg.Prices.Of(c.Model)
-	r := &reservation{book: b, call: c, price: price, priced: priced, most: price.most(c)}
+	r := &reservation{book: b, call: c}
+	r.price, r.most, r.unpriced = b.cfg.Prices.dearest(c)
 	b.mu.Lock()
 	shares := []share{
 		{"box", b.accountLocked(store.ModelAccountOfBox(policy.BoxID(box))), scope.Box},
@@ -185,10 +185,10 @@ func (b *Book) judgeLocked(shares []share, r *reservation) (of string, refusal *
 		}
 		s.account.roll(now)
 		for _, l := range s.limits {
-			if l.USD > 0 && !r.priced {
+			if l.USD > 0 && r.unpriced != "" {
 				return "price", &llm.Refusal{Message: fmt.Sprintf(
 					"the budget of %s is in dollars, and no price of the model %q is known: the operator sets prices.%q in the gateway's configuration",
-					nameOf(s.of), Label(r.call.Model), Label(r.call.Model))}
+					nameOf(s.of), r.unpriced, r.unpriced)}
 			}
 			if spent := s.account.against(s.of, l); l.Bounds() && !spent.allows(r.most) {
 				return s.of, spent.refusal(r.most, now)
@@ -288,8 +288,8 @@ type reservation struct {
 	book     *Book
 	accounts []*account
 	call     llm.Call
-	price    Price
-	priced   bool
+	price    Price  // of the dearest of its models
+	unpriced string // label of a model without a price; "": none
 	most     Amount
 	run      func(Charge)
 	settled  atomic.Bool
@@ -304,7 +304,7 @@ func (r *reservation) Settle(u llm.Usage, model string, complete bool) {
 		return
 	}
 	b := r.book
-	price, priced := r.price, r.priced
+	price, priced := r.price, r.unpriced == ""
 	if p, known := b.cfg.Prices.Of(model); known {
 		price, priced = p, true
 	}

@@ -434,6 +434,37 @@ func TestAttackReservationsOfOneBox(t *testing.T) {
 	r.reserve("c", 1000)
 }
 
+// TestAttackFallbacks: a request reserves for the dearest of its models, each of which needs a price.
+func TestAttackFallbacks(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.prices = append(r.prices, Price{Pattern: "dear", Input: llm.Dollar, Output: llm.Dollar, MaxOutput: 10})
+	r.restart()
+	c := call(100)
+	c.Others = "m-2 dear m-3"
+	held, err := r.Reserve("a", "", c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.accounts["box a"].reserved; got != (Amount{Tokens: 100, USD: 100 * llm.Dollar}) {
+		t.Errorf("reserved %+v", got)
+	}
+	held.Settle(llm.Usage{}, "", false)
+	if got := r.accounts["box a"].record.Total; got != (Amount{Tokens: 100, USD: 100 * llm.Dollar}) {
+		t.Errorf("charged %+v", got)
+	}
+	r.limit("a", llm.Limit{USD: 1000 * llm.Dollar, Per: llm.PerDay})
+	c.Others = "unknown"
+	if refusal := r.refused("a", c); !strings.Contains(refusal.Message, `"unknown"`) {
+		t.Errorf("%v", refusal)
+	}
+	c.Max, c.Others = 0, "dear" // the maximum of the other one is larger
+	held, _ = r.Reserve("b", "", c)
+	if got := r.accounts["box b"].reserved.Tokens; held == nil || got != c.Input+DefaultMaxOutput {
+		t.Errorf("reserved %d tokens", got)
+	}
+}
+
 // TestModelsAreBounded: names of models are the box's.
 func TestModelsAreBounded(t *testing.T) {
 	t.Parallel()

@@ -79,6 +79,23 @@ func (p Prices) Of(model string) (Price, bool) {
 	return Price{}, false
 }
 
+// dearest returns the price of the model for which a call may cost most, the most tokens and dollars of the call, and the label of a model
+// that has no price, or "".
+func (p Prices) dearest(c llm.Call) (price Price, most Amount, unpriced string) {
+	for i, model := range append([]string{c.Model}, strings.Fields(c.Others)...) {
+		this, priced := p.Of(model)
+		if !priced && unpriced == "" {
+			unpriced = Label(model)
+		}
+		n := this.most(c)
+		if i == 0 || n.USD > most.USD {
+			price = this
+		}
+		most = Amount{Tokens: max(most.Tokens, n.Tokens), USD: max(most.USD, n.USD)}
+	}
+	return price, most, unpriced
+}
+
 // matches reports whether a model matches a pattern. Each * costs one search at most, so that a name cannot make it slow.
 func matches(pattern, model string) bool {
 	first, rest, wild := strings.Cut(pattern, "*")

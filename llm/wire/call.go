@@ -86,9 +86,10 @@ var (
 
 // Bounds of requests.
 const (
-	maxMembers  = 256     // of the document
-	mostMax     = 1 << 40 // output tokens
-	mostAnswers = 1 << 20
+	maxMembers   = 256 // of the document
+	maxFallbacks = 32
+	mostMax      = 1 << 40 // output tokens
+	mostAnswers  = 1 << 20
 	// unstatedMax is more than any model answers. It stands for each of several answers without a limit.
 	unstatedMax = 1 << 17
 )
@@ -286,7 +287,7 @@ func (r *request) fallback(kind byte, text []byte, cut bool) {
 		return
 	}
 	name := r.name(kind, text, cut)
-	if name == "" || len(r.fallbacks) == maxMembers {
+	if name == "" || len(r.fallbacks) == maxFallbacks {
 		r.flaw = ErrModel
 		return
 	}
@@ -334,6 +335,7 @@ func (r *request) most() uint64 {
 // models sets the models of a request, which some vendors name in the path.
 func (r *request) models(asked *Asked, path string) error {
 	inPath := pathModel(path)
+	asked.Others = strings.Join(r.fallbacks, " ")
 	switch {
 	case inPath != "" && r.vendor == llm.Google:
 		if r.hasModel && r.model[strings.LastIndexByte(r.model, '/')+1:] != inPath {

@@ -57,6 +57,9 @@ func TestCalls(t *testing.T) {
 			continue
 		}
 		want := llm.Call{Vendor: c.vendor, Model: c.model, Max: c.most, Input: uint64(len(c.body))}
+		if strings.Contains(c.body, `"models"`) {
+			want.Others = strings.Join(c.others, " ")
+		}
 		if got.Call != want || !slices.Equal(got.Models, append([]string{c.model}, c.others...)) {
 			t.Errorf("%s: %+v; want %+v and %v", c.body, got, want, c.others)
 		}
@@ -108,6 +111,7 @@ func TestCallsThatServersReadDifferently(t *testing.T) {
 		{llm.OpenAI, "/v1/responses", "", `{"model":"a","background":"true"}`, ErrBackground},
 		{llm.OpenAI, chat, "", `{"model":"a","models":"b"}`, ErrModel},
 		{llm.OpenAI, chat, "", `{"model":"a","models":[["b"]]}`, ErrModel},
+		{llm.OpenAI, chat, "", `{"model":"a","models":["b"` + strings.Repeat(`,"b"`, maxFallbacks) + `]}`, ErrModel},
 		{llm.OpenAI, chat, "", `{"model":["a"]}`, ErrModel},
 		{llm.OpenAI, chat, "", `{"model":"a","fallbacks":["b"]}`, ErrOthers},
 		{llm.OpenAI, "/v1/responses", "", `{"model":"a","tools":[{"type":"image_generation","model":"b"}]}`, ErrOthers},
