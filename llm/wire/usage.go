@@ -35,12 +35,14 @@ type counts struct {
 	read, written uint64 // of caches
 	thinking      uint64
 	tool          uint64 // of the input, in addition to input
+	total         uint64 // of all kinds
 }
 
 // most returns the larger of each number.
 func (c counts) most(o counts) counts {
 	return counts{
 		max(c.input, o.input), max(c.output, o.output), max(c.read, o.read), max(c.written, o.written), max(c.thinking, o.thinking), max(c.tool, o.tool),
+		max(c.total, o.total),
 	}
 }
 
@@ -116,6 +118,9 @@ func (r *Reader) usage(c counts) llm.Usage {
 	u := llm.Usage{Input: c.input, Output: c.output, CacheRead: c.read, CacheWrite: c.written, Reasoning: c.thinking, Requests: 1}
 	if r.call.Vendor != llm.Anthropic {
 		u.Input = less(c.input, c.read)
+	}
+	if r.call.Vendor == llm.OpenAI { // some servers report thinking in the total only
+		u.Output = max(u.Output, less(c.total, c.input))
 	}
 	if r.call.Vendor == llm.Google {
 		u.Input, u.Output = u.Input+c.tool, u.Output+c.thinking
@@ -229,6 +234,8 @@ func (r *Reader) openAI(place []byte, kind byte, text []byte, cut bool) {
 		r.final = r.count(&r.now.input, kind, text) || r.final
 	case "usage/completion_tokens", "usage/output_tokens":
 		r.count(&r.now.output, kind, text)
+	case "usage/total_tokens":
+		r.count(&r.now.total, kind, text)
 	case "usage/prompt_tokens_details/cached_tokens", "usage/input_tokens_details/cached_tokens":
 		r.count(&r.now.read, kind, text)
 	case "usage/completion_tokens_details/reasoning_tokens", "usage/output_tokens_details/reasoning_tokens":

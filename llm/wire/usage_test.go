@@ -255,6 +255,21 @@ func TestEstimates(t *testing.T) {
 	}
 }
 
+// TestThinkingBesideTheOutput: xAI and Google's servers in the form of OpenAI report thinking in the total only.
+func TestThinkingBesideTheOutput(t *testing.T) {
+	t.Parallel()
+	for body, want := range map[string]llm.Usage{
+		`{"usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":45,"completion_tokens_details":{"reasoning_tokens":30}}}`: {Input: 10, Output: 35, Reasoning: 30, Requests: 1},
+		`{"usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":45}}`:                                                     {Input: 10, Output: 35, Requests: 1},
+		`{"usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15}}`:                                                     {Input: 10, Output: 5, Requests: 1},
+		`{"usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":0}}`:                                                      {Input: 10, Output: 5, Requests: 1},
+	} {
+		if u, _, complete := read(llm.OpenAI, true, body); u != want || !complete {
+			t.Errorf("%s: %+v, complete %v", body, u, complete)
+		}
+	}
+}
+
 // TestOddResponses: other forms of numbers and bodies.
 func TestOddResponses(t *testing.T) {
 	t.Parallel()
