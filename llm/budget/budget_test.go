@@ -56,6 +56,13 @@ func (m *memory) Delete(keys ...string) error {
 	return nil
 }
 
+// stored returns an account as stored, and the number of writes.
+func (m *memory) stored(key string) (store.ModelAccount, int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.all[key], m.writes
+}
+
 // rig is a book with its limits, which tests change.
 type rig struct {
 	*Book

@@ -207,18 +207,25 @@ func TestRun(t *testing.T) {
 		r.limit("a", tokens(100_000, llm.PerTotal))
 		r.spend("a", 1000)
 		time.Sleep(Interval + time.Millisecond)
-		if a := r.store.all["box a"]; a.Total.Tokens != 1000 || a.Ahead.Tokens == 0 {
+		synctest.Wait()
+		a, writes := r.store.stored("box a")
+		if a.Total.Tokens != 1000 || a.Ahead.Tokens == 0 {
 			t.Errorf("after an interval: %+v", a)
 		}
-		writes := r.store.writes
 		time.Sleep(idleAfter + Interval)
-		if a := r.store.all["box a"]; a.Ahead != (Amount{}) || r.store.writes != writes+1 {
-			t.Errorf("after a quiet minute: %+v, %d writes more", a, r.store.writes-writes)
+		synctest.Wait()
+		if a, now := r.store.stored("box a"); a.Ahead != (Amount{}) || now != writes+1 {
+			t.Errorf("after a quiet minute: %+v, %d writes more", a, now-writes)
 		}
-		r.reserveAs(t, "late", Scope{}, 4)
-		delete(r.scopes, "late")
+		r.mu.Lock()
+		r.accountLocked("box late")
+		r.mu.Unlock()
 		time.Sleep((pruneEvery + 1) * Interval)
-		if r.accounts["box late"] != nil {
+		synctest.Wait()
+		r.mu.Lock()
+		late := r.accounts["box late"]
+		r.mu.Unlock()
+		if late != nil {
 			t.Error("the account of a box that does not exist stays")
 		}
 		r.spend("b", 7)
