@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +17,9 @@ import (
 const (
 	maxSteps = 1 << 18 // comparisons of a value with a schema, in one call of Check
 	maxDepth = 512     // nested comparisons
+
+	itemsPerStep = 8   // of a list in the schema that is gone through
+	sizePerStep  = 512 // bytes of a text times the size of the expression with which it is compared
 )
 
 // ErrWork is the error of a comparison that would take too long.
@@ -26,59 +28,21 @@ var ErrWork = errors.New("the answer cannot be compared with the schema: that ta
 // Schema is a schema that was read. Safe for concurrent use.
 type Schema struct {
 	root     any
-	patterns map[string]*regexp.Regexp
+	patterns map[string]pattern
 }
 
-// Parse reads a schema, which must be an object. Regular expressions that RE2 does not know match everything.
+// Parse reads a schema, which must be an object. Regular expressions that RE2 does not know, and those beyond the bounds of their
+// size, match everything.
 func Parse(data []byte) (*Schema, error) {
-	s := &Schema{patterns: map[string]*regexp.Regexp{}}
+	s := &Schema{}
 	if err := json.Unmarshal(data, &s.root); err != nil {
 		return nil, fmt.Errorf("it is not JSON: %w", err)
 	}
 	if _, ok := s.root.(map[string]any); !ok {
 		return nil, errors.New("it is not an object")
 	}
-	s.collect(s.root)
+	s.patterns = compile(collect(s.root, map[string]bool{}))
 	return s, nil
-}
-
-// maxPatterns bounds the compiled expressions of a schema.
-const maxPatterns = 64
-
-// collect compiles the regular expressions of a schema.
-func (s *Schema) collect(v any) {
-	switch v := v.(type) {
-	case []any:
-		for _, item := range v {
-			s.collect(item)
-		}
-	case map[string]any:
-		if text, ok := v["pattern"].(string); ok {
-			s.compile(text)
-		}
-		if named, ok := v["patternProperties"].(map[string]any); ok {
-			for text := range named {
-				s.compile(text)
-			}
-		}
-		for _, item := range v {
-			s.collect(item)
-		}
-	}
-}
-
-func (s *Schema) compile(text string) {
-	if len(s.patterns) < maxPatterns && len(text) <= 1024 {
-		if re, err := regexp.Compile(text); err == nil {
-			s.patterns[text] = re
-		}
-	}
-}
-
-// matches reports whether a text matches an expression. One that is not known matches.
-func (s *Schema) matches(pattern, text string) bool {
-	re := s.patterns[pattern]
-	return re == nil || re.MatchString(text)
 }
 
 // Check returns nil if a value in JSON matches the schema. The error names the place in the value, and quotes at most the names of
@@ -95,6 +59,23 @@ func (s *Schema) Check(value []byte) error {
 type check struct {
 	*Schema
 	steps, depth int
+}
+
+// spend counts steps.
+func (c *check) spend(steps int) error {
+	if c.steps += steps; c.steps > maxSteps {
+		return ErrWork
+	}
+	return nil
+}
+
+// matches reports whether a text matches an expression. One that is not known matches. The error is [ErrWork].
+func (c *check) matches(text, in string) (bool, error) {
+	p, known := c.patterns[text]
+	if err := c.spend(1 + len(in)*p.size/sizePerStep); err != nil || !known {
+		return true, err
+	}
+	return p.MatchString(in), nil
 }
 
 // mismatch returns the error of a value at a place.
@@ -115,10 +96,9 @@ func join(at, name string) string {
 
 // value compares a value with a schema.
 func (c *check) value(schema, v any, at string) error {
-	c.steps++
 	c.depth++
 	defer func() { c.depth-- }()
-	if c.steps > maxSteps || c.depth > maxDepth {
+	if err := c.spend(1); err != nil || c.depth > maxDepth {
 		return ErrWork
 	}
 	m, ok := schema.(map[string]any)
@@ -151,6 +131,9 @@ func (c *check) reference(m map[string]any, v any, at string) error {
 	ref, ok := m["$ref"].(string)
 	if !ok {
 		return nil
+	}
+	if err := c.spend(len(ref) / itemsPerStep); err != nil {
+		return err
 	}
 	path, local := strings.CutPrefix(ref, "#")
 	if !local {
@@ -188,6 +171,9 @@ func (c *check) kind(m map[string]any, v any, at string) error {
 	case string:
 		wanted = []string{t}
 	case []any:
+		if err := c.spend(len(t) / itemsPerStep); err != nil {
+			return err
+		}
 		for _, one := range t {
 			if s, ok := one.(string); ok {
 				wanted = append(wanted, s)
@@ -333,6 +319,9 @@ func list(v any) []any {
 
 // object compares the members of an object.
 func (c *check) object(m, v map[string]any, at string) error {
+	if err := c.spend(len(list(m["required"])) / itemsPerStep); err != nil {
+		return err
+	}
 	for _, one := range list(m["required"]) {
 		name, _ := one.(string)
 		if _, has := v[name]; !has {
@@ -345,6 +334,9 @@ func (c *check) object(m, v map[string]any, at string) error {
 	properties, _ := m["properties"].(map[string]any)
 	patterns, _ := m["patternProperties"].(map[string]any)
 	for name, value := range v {
+		if err := c.spend(1); err != nil {
+			return err
+		}
 		place := join(at, name)
 		if names, given := m["propertyNames"]; given {
 			if err := c.value(names, name, place); err != nil {
@@ -367,7 +359,11 @@ func (c *check) member(m, properties, patterns map[string]any, name string, valu
 		}
 	}
 	for pattern, schema := range patterns {
-		if c.steps++; c.matches(pattern, name) {
+		matches, err := c.matches(pattern, name)
+		if err != nil {
+			return err
+		}
+		if matches {
 			known = true
 			if err := c.value(schema, value, at); err != nil {
 				return err
@@ -420,18 +416,23 @@ func outside(m map[string]any, least, most string, n int) bool {
 }
 
 func (c *check) text(m map[string]any, v, at string) error {
-	if outside(m, "minLength", "maxLength", utf8.RuneCountInString(v)) {
-		return mismatch(at, "has %d characters", utf8.RuneCountInString(v))
-	}
-	if pattern, ok := m["pattern"].(string); ok {
-		if c.steps += len(v) / 16; c.steps > maxSteps {
-			return ErrWork
+	if m["minLength"] != nil || m["maxLength"] != nil {
+		if err := c.spend(len(v) / sizePerStep); err != nil {
+			return err
 		}
-		if !c.matches(pattern, v) {
-			return mismatch(at, "does not match the pattern")
+		if n := utf8.RuneCountInString(v); outside(m, "minLength", "maxLength", n) {
+			return mismatch(at, "has %d characters", n)
 		}
 	}
-	return nil
+	pattern, ok := m["pattern"].(string)
+	if !ok {
+		return nil
+	}
+	matches, err := c.matches(pattern, v)
+	if err == nil && !matches {
+		err = mismatch(at, "does not match the pattern")
+	}
+	return err
 }
 
 // number compares the limits of a number. In older drafts exclusiveMinimum and exclusiveMaximum are true or false.
