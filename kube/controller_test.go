@@ -348,3 +348,19 @@ func TestStatusesAreBounded(t *testing.T) {
 		t.Errorf("%d wait", n)
 	}
 }
+
+// A namespace that writes long conditions into the statuses of its resources has the gateway hold few of them.
+func TestAttackLongStatuses(t *testing.T) {
+	t.Parallel()
+	s := newAPIServer(t)
+	c := s.controller(newMemory())
+	long := status{Conditions: []condition{{Type: "Other", Message: strings.Repeat("x", 32<<10)}}}
+	for i := range mostWaiting {
+		c.statuses.add(metadata{Namespace: "a", Name: fmt.Sprint("p", i)}, long)
+	}
+	if n := len(c.statuses.waiting); int64(n)*long.size() > mostHeld || n == 0 {
+		t.Errorf("%d wait, of %d bytes each", n, long.size())
+	}
+	run(t, c)
+	until(t, "room", func() bool { return c.statuses.held.Load() < mostHeld/2 })
+}

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -12,6 +13,7 @@ import (
 // Bounds of the writing of statuses. A dropped status is written after a later list.
 const (
 	mostWaiting = 1000
+	mostHeld    = 8 << 20 // bytes of waiting statuses, whose other conditions are text of the resource's namespace
 	perSecond   = 10
 )
 
@@ -20,6 +22,7 @@ type statuses struct {
 	client  *client
 	log     *zap.Logger
 	waiting chan written
+	held    atomic.Int64 // size of those in waiting
 	limit   *rate.Limiter
 }
 
@@ -37,17 +40,38 @@ type written struct {
 }
 
 func newStatuses(c *client, log *zap.Logger) *statuses {
-	return &statuses{c, log, make(chan written, mostWaiting), rate.NewLimiter(perSecond, perSecond)}
+	return &statuses{client: c, log: log, waiting: make(chan written, mostWaiting), limit: rate.NewLimiter(perSecond, perSecond)}
 }
 
 // add has a status written, or drops it if too many wait.
 func (s *statuses) add(of metadata, next status) {
 	w := written{APIVersion: apiVersion, Kind: kind, Status: next}
 	w.Metadata.Namespace, w.Metadata.Name, w.Metadata.UID, w.Metadata.ResourceVersion = of.Namespace, of.Name, of.UID, of.ResourceVersion
+	size := next.size()
+	if s.held.Add(size) > mostHeld {
+		s.held.Add(-size)
+		return
+	}
 	select {
 	case s.waiting <- w:
 	default:
+		s.held.Add(-size)
 	}
+}
+
+// entrySize is about the size of an entry of a status without its texts.
+const entrySize = 128
+
+// size returns about how many bytes a status has.
+func (s status) size() int64 {
+	size := 0
+	for _, c := range s.Conditions {
+		size += len(c.Type) + len(c.Status) + len(c.LastTransitionTime) + len(c.Reason) + len(c.Message) + entrySize
+	}
+	for _, p := range s.Problems {
+		size += len(p.Node) + len(p.Message) + entrySize
+	}
+	return int64(size)
 }
 
 // run writes statuses until ctx is done.
@@ -57,6 +81,7 @@ func (s *statuses) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case w := <-s.waiting:
+			s.held.Add(-w.Status.size())
 			if s.limit.Wait(ctx) != nil {
 				return
 			}
