@@ -17,9 +17,10 @@ import (
 // Limits of the MCP servers of a box.
 const (
 	MaxServers = 32
+	MaxFields  = 32 // header fields of a server
 	maxArgs    = 64
 	maxArg     = 4096
-	maxFields  = 32
+	maxAll     = 256 << 10 // bytes of all servers, which are stored with the box
 )
 
 var (
@@ -31,6 +32,10 @@ var (
 func CheckServers(p *problem.List, servers []api.MCPServer) {
 	if len(servers) > MaxServers {
 		p.Add("/mcp_servers", "at most %d servers", MaxServers)
+		return
+	}
+	if n := sizeOf(servers); n > maxAll {
+		p.Add("/mcp_servers", "they have %d bytes; the limit is %d", n, maxAll)
 		return
 	}
 	for i, s := range servers {
@@ -53,6 +58,18 @@ func CheckServers(p *problem.List, servers []api.MCPServer) {
 	}
 }
 
+// sizeOf returns the number of bytes of the texts of servers.
+func sizeOf(servers []api.MCPServer) int {
+	size := 0
+	for _, s := range servers {
+		size += len(s.Name) + len(s.Source) + len(s.PackageOrURL)
+		for _, text := range slices.Concat(s.Args, s.HeaderNames) {
+			size += len(text)
+		}
+	}
+	return size
+}
+
 func isControl(r rune) bool { return r < ' ' || r == 0x7f }
 
 func checkSource(p *problem.List, at string, s api.MCPServer) {
@@ -70,8 +87,8 @@ func checkSource(p *problem.List, at string, s api.MCPServer) {
 			p.Add(at+"/args", "are for a server from npm")
 		}
 		switch u, err := url.Parse(s.PackageOrURL); {
-		case len(s.HeaderNames) > maxFields:
-			p.Add(at+"/headers", "at most %d headers", maxFields)
+		case len(s.HeaderNames) > MaxFields:
+			p.Add(at+"/headers", "at most %d headers", MaxFields)
 		case len(s.HeaderNames) > 0 && err == nil && u.Scheme != "https":
 			p.Add(at+"/headers", "need an https URL, since they are only set in requests over TLS")
 		}

@@ -243,13 +243,17 @@ func (b *createBody) baseURL(p *problem.List) (base string, ofEnv bool) {
 	return "", false
 }
 
-// agentKeys returns the keys of the model and of the MCP servers, which become header rules.
+// agentKeys returns the keys of the model and of the MCP servers, which become header rules. Servers beyond the limits, which are
+// refused, have none.
 func (b *createBody) agentKeys(p *problem.List, h api.Hosted) *agents.Keys {
 	keys := agents.NewKeys(p)
 	if agents.IsBuiltIn(h.Agent) {
 		keys.SetModel("/agent_api_key", h, b.AgentAPIKey)
 	}
-	for i, m := range b.MCPServers {
+	for i, m := range b.MCPServers[:min(len(b.MCPServers), agents.MaxServers)] {
+		if len(m.Headers) > agents.MaxFields {
+			continue // refused by [agents.CheckServers]
+		}
 		for name, value := range m.Headers {
 			keys.Set("/mcp_servers/"+strconv.Itoa(i)+"/headers/"+problem.EscapeKey(name), agents.HostOf(m.PackageOrURL), name, value)
 		}
