@@ -39,7 +39,7 @@ type Config struct {
 // Times of a controller.
 const (
 	resync    = 10 * time.Minute // between complete lists at most
-	retry     = 30 * time.Second // after a policy could not be applied
+	retry     = 30 * time.Second // after a policy could not be applied, doubled up to resync while lists have such a policy
 	applyTime = 30 * time.Second // for one policy
 	leastWait = time.Second      // after a failure, doubled up to mostWait, and between watches
 	mostWait  = time.Minute
@@ -52,6 +52,7 @@ type Controller struct {
 	statuses *statuses
 	listed   atomic.Int64 // when a list was last complete, in Unix seconds
 	logging  *rate.Limiter
+	failures int // lists in succession with a policy that could not be applied
 	// leastWait and resync, except in tests.
 	wait, resync time.Duration
 }
@@ -103,7 +104,10 @@ func (c *Controller) follow(ctx context.Context) error {
 	c.listed.Store(time.Now().Unix())
 	again := time.Now().Add(c.resync)
 	if failed {
-		again = time.Now().Add(retry)
+		again = time.Now().Add(c.retryIn())
+		c.failures++
+	} else {
+		c.failures = 0
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -118,7 +122,7 @@ func (c *Controller) follow(ctx context.Context) error {
 			}
 			version = next
 			if !applied {
-				again = earlier(again, time.Now().Add(retry))
+				again = earlier(again, time.Now().Add(c.retryIn()))
 				soon.Reset(time.Until(again))
 			}
 			return nil
@@ -135,6 +139,15 @@ func (c *Controller) follow(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// mostDoublings makes retry longer than resync.
+const mostDoublings = 5
+
+// retryIn returns the time until the next list after a policy could not be applied. A resource that is refused for good, such as one too
+// many of its namespace, does not have every node list all resources twice a minute.
+func (c *Controller) retryIn() time.Duration {
+	return min(retry<<min(c.failures, mostDoublings), c.resync)
 }
 
 func earlier(a, b time.Time) time.Time {

@@ -361,6 +361,41 @@ func TestAttackLongStatuses(t *testing.T) {
 	if n := len(c.statuses.waiting); int64(n)*long.size() > mostHeld || n == 0 {
 		t.Errorf("%d wait, of %d bytes each", n, long.size())
 	}
+	s.instead(func(_ http.ResponseWriter, r *http.Request) bool { return r.Method == http.MethodPut })
 	run(t, c)
 	until(t, "room", func() bool { return c.statuses.held.Load() < mostHeld/2 })
+}
+
+// A resource that is refused for good does not have all resources listed all the time.
+func TestAttackRefusedForGood(t *testing.T) {
+	t.Parallel()
+	s, m := newAPIServer(t), newMemory()
+	m.fail["a/web"] = errors.New("too many")
+	s.put("a/web", openSpec)
+	c := s.controller(m)
+	follow := func() {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		s.instead(func(_ http.ResponseWriter, r *http.Request) bool {
+			if r.URL.Query().Has("watch") {
+				cancel()
+			}
+			return false
+		})
+		if err := c.follow(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, want := range []time.Duration{retry, 2 * retry, 4 * retry, 8 * retry, 16 * retry, resync, resync} {
+		if got := c.retryIn(); got != want {
+			t.Errorf("%v until the next list, want %v", got, want)
+		}
+		follow()
+	}
+	m.mu.Lock()
+	m.fail = map[string]error{}
+	m.mu.Unlock()
+	if follow(); c.retryIn() != retry {
+		t.Errorf("%v until the next list after one that succeeded", c.retryIn())
+	}
 }
