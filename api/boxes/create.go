@@ -243,8 +243,8 @@ func (b *createBody) baseURL(p *problem.List) (base string, ofEnv bool) {
 	return "", false
 }
 
-// agentKeys returns the keys of the model and of the MCP servers, which become header rules. Servers beyond the limits, which are
-// refused, have none.
+// agentKeys returns the keys of the model and of the MCP servers, which become header rules. It leaves out servers beyond the limits, which
+// are refused.
 func (b *createBody) agentKeys(p *problem.List, h api.Hosted) *agents.Keys {
 	keys := agents.NewKeys(p)
 	if agents.IsBuiltIn(h.Agent) {

@@ -10,7 +10,7 @@ import (
 )
 
 // TestAttackManyServers: a request with more MCP servers, headers or arguments than a box may have is refused before work is done
-// for each of them, and none of it is kept.
+// for each of them.
 func TestAttackManyServers(t *testing.T) {
 	const most = 100_000 // in a body of 8 MiB
 	var many, long []mcpBody
