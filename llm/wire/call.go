@@ -80,8 +80,10 @@ var (
 	ErrModel      = errors.New("the request does not name its model by a text of printable ASCII, or names two")
 	ErrMax        = errors.New("the limit of output tokens is not a whole number")
 	ErrBackground = errors.New("the request asks for an answer in the background, whose tokens no response reports")
-	ErrOthers     = errors.New("the request names further models, as fallbacks or in its tools, whose tokens its response does not report")
-	ErrQuery      = errors.New("the query asks for a response without usage, or in another form than JSON and events")
+	ErrTool       = errors.New("one of the tools asks a model of its own, whose tokens the response does not report")
+	// ErrFallbacks has the words of Anthropic's own error for models without fallbacks.
+	ErrFallbacks = errors.New("The `fallbacks` parameter is not supported, as the tokens of its models could not be counted")
+	ErrQuery     = errors.New("the query asks for a response without usage, or in another form than JSON and events")
 )
 
 // Bounds of requests.
@@ -181,8 +183,12 @@ func (r *request) key(place []byte) {
 	if i := strings.LastIndexByte(key, '/'); i >= 0 {
 		parent, key = key[:i], key[i+1:]
 	}
-	if parent == "tools/[]" && bare(key) == "model" || parent == "" && bare(key) == "fallbacks" {
-		r.flaw = ErrOthers
+	switch {
+	case parent == "tools/[]" && bare(key) == "model":
+		r.flaw = ErrTool
+		return
+	case parent == "" && (bare(key) == "fallbacks" || bare(key) == "fallback"):
+		r.flaw = ErrFallbacks
 		return
 	}
 	known := knownKeys[r.vendor][parent]
