@@ -10,11 +10,6 @@ emit("done", { output: "You said " + value("-p"), input_tokens: 3, output_tokens
 `;
 
 export default {
-  "a built-in agent without its image is refused in a sentence": async ({ create, assert, collect }) => {
-    const box = await create({ runtime: "node", agent: { harness: "claude-code", model: "anthropic/claude-sonnet-4-5", apiKey: "k" } });
-    await assert.rejects(box.agent.run({ prompt: "hi" }), /no claude-code: run `gateway image build debian-agents`/);
-    await assert.rejects(box.agent.stream({ prompt: "hi" }).then(collect), /no claude-code: run `gateway image build debian-agents`/);
-  },
   "a custom harness runs": async ({ create, Agent, assert, Box }, s) => {
     s.box = await create({ runtime: "node", agent: { harness: Agent.Custom, customHarness: { command: "node", args: ["/workspace/home/harness.mjs"] } } });
     assert.equal(s.box.modelConfig.model, "custom");
