@@ -35,17 +35,18 @@ var (
 )
 
 // later are metrics that a gateway shows only after their first event: certificates of issuers, secrets, requests to
-// public URLs, self-tests.
+// public URLs and to models, self-tests.
 var later = []string{
 	"boxgate_certificates_failing", "boxgate_certificates_failed_total", "boxgate_certificates_obtained_total",
 	"boxgate_secret_refreshes_total", "boxgate_secret_refresh_failures_total", "boxgate_secret_read_timestamp_seconds", "boxgate_secret_expiry_timestamp_seconds",
 	"boxgate_url_requests_total", "boxgate_selftest_decisions_total", "boxgate_boxes_ended_total",
+	"boxgate_model_requests_total", "boxgate_model_tokens_total", "boxgate_model_cost_usd_total", "boxgate_model_refused_total",
 }
 
 // inSources reports whether the sources contain a metric of that name.
 func inSources(t *testing.T, name string) bool {
 	t.Helper()
-	return exec.Command("grep", "-rqF", "--include=*.go", "--exclude=*_test.go", `"`+name+`"`, "../../audit", "../../host", "../../secrets").Run() == nil
+	return exec.Command("grep", "-rqF", "--include=*.go", "--exclude=*_test.go", `"`+name+`"`, "../../audit", "../../host", "../../llm", "../../secrets").Run() == nil
 }
 
 // TestMetrics: the gateway's metrics, docs/metrics.md, and the metrics in the dashboard and the alerts are the same.
@@ -54,6 +55,7 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) {
 		c.Approvals.Enabled = true
+		c.Limits.ModelTotal = config.ModelLimit{Tokens: 1 << 40, Per: "day"}
 		c.Metrics.PerBox = config.PerBox{Enabled: true, Max: 1}
 		c.Log.Export.OTLP.Endpoint = "http://127.0.0.1:4318" // no listener
 		c.Metrics.OTLP.Endpoint = "http://127.0.0.1:4318"
