@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/internal/nightly"
 	"boxgate/launcher/image/agents"
 )
 
@@ -87,6 +88,7 @@ func TestProgramsOfAgentsAreThePublishedOnes(t *testing.T) {
 
 // TestInstalledAgent: the program of an archive is installed and in PATH; an archive without it is refused.
 func TestInstalledAgent(t *testing.T) {
+	nightly.Root(t)
 	t.Parallel()
 	p := agents.Program{Agent: "opencode", Command: "opencode", File: "bin/opencode"}
 	for name, c := range map[string]struct {
