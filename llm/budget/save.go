@@ -140,24 +140,16 @@ func (b *Book) changedLocked(ahead bool) map[string]store.ModelAccount {
 
 // Release gives the store to another process, which charges what this one has reserved and its headroom. Running requests go on, and others
 // may begin within the headroom; their costs are no longer added to the sums. Further calls have no effect.
-func (b *Book) Release() error {
-	b.saving.Lock()
-	defer b.saving.Unlock()
-	err := b.saveLocked(true)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.released = true
-	if errors.Is(err, errReleased) {
-		return nil
-	}
-	return err
-}
+func (b *Book) Release() error { return b.hand(true) }
 
 // Close stores all accounts without headroom. What running requests have reserved is charged by the next process.
-func (b *Book) Close() error {
+func (b *Book) Close() error { return b.hand(false) }
+
+// hand stores all accounts, with headroom if ahead is set, and leaves the store to the next process.
+func (b *Book) hand(ahead bool) error {
 	b.saving.Lock()
 	defer b.saving.Unlock()
-	err := b.saveLocked(false)
+	err := b.saveLocked(ahead)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.released = true
