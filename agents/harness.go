@@ -3,6 +3,7 @@
 package agents
 
 import (
+	_ "embed"
 	"maps"
 	"net/url"
 	"strings"
@@ -244,4 +245,17 @@ func HostOf(text string) string {
 		host += ":" + port
 	}
 	return host
+}
+
+// skillsScript installs skills as a program of the box: its repositories come from GitHub under the box's own network policy, and
+// the gateway does not read them.
+//
+//go:embed skills.sh
+var skillsScript string
+
+// SkillsCommand returns the command that installs the missing skills of a list from GitHub, in the directories of Claude Code,
+// opencode and Codex, and removes skills that it had installed and that are no longer in the list.
+// It writes a line to standard error for each skill that could not be installed. The names are as in the field skills of a box.
+func SkillsCommand(skills []string) []string {
+	return append([]string{"sh", "-c", skillsScript, "skills"}, skills...)
 }

@@ -12,7 +12,7 @@ import (
 	"boxgate/kube"
 )
 
-// errNoServer is the error of a gateway that is told to follow a cluster and does not run in one.
+// errNoServer is the error of a gateway that is configured to follow a cluster but does not run in one.
 var errNoServer = errors.New("kubernetes.server is not set, and the environment has no KUBERNETES_SERVICE_HOST; set it to the URL of the API server")
 
 // openKubernetes makes the controller of BoxgatePolicies, if kubernetes.policies is set. The API server need not answer: the policies of

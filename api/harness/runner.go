@@ -201,7 +201,7 @@ func (e *Runner) record(ctx context.Context, j *job) {
 	}
 }
 
-// installSkills makes the skills in a box those of its configuration. A skill that cannot be installed does not prevent the run.
+// installSkills installs and removes skills in a box as its configuration lists them. A skill that cannot be installed does not prevent the run.
 func (e *Runner) installSkills(ctx context.Context, box api.Box) {
 	if len(box.Hosted.Skills) == 0 && !box.Hosted.SkillsRemoved {
 		return

@@ -205,7 +205,7 @@ func takeVersion(data []byte, match *uint64) ([]byte, *uint64, error) {
 	return fields.takeVersion(match)
 }
 
-// members are those of a policy in a body, with the body.
+// members is a policy in the body of a request, with its members by name.
 type members struct {
 	text   []byte
 	fields map[string]json.RawMessage // nil: not an object (another dialect)

@@ -101,7 +101,7 @@ func (s *seen) add(host, request string) {
 }
 
 // serveModels adds the servers of models, an MCP server and the receiver of webhooks to the internet of a test. The receiver
-// returns what it has received to GET requests.
+// lists the received webhooks to GET requests.
 func serveModels(t *testing.T, w *harness.World) {
 	t.Helper()
 	s := &seen{requests: map[string][]string{}}
@@ -133,7 +133,7 @@ func serveModels(t *testing.T, w *harness.World) {
 	}
 }
 
-// receive keeps what is posted, and returns it as a list.
+// receive stores posted bodies, and lists them to GET requests.
 func (s *seen) receive(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodPost {
 		body, _ := io.ReadAll(r.Body)

@@ -34,7 +34,7 @@ func (l *Service) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box
 	if err := l.holdings.CheckSpace(leastSpace); err != nil {
 		return api.Box{}, err
 	}
-	files, err := agents.Files(req.Hosted.MCPServers) // those of a snapshot are in its files
+	files, err := agents.Files(req.Hosted.MCPServers) // a snapshot has its own in its files
 	if err != nil {
 		return api.Box{}, err
 	}

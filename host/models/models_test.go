@@ -116,8 +116,8 @@ func TestScope(t *testing.T) {
 	}
 }
 
-// TestUseSurvivesARestart reserves and settles on a real store, and reads the sums after a restart. A deleted box stays in those of its
-// key and of all boxes.
+// TestUseSurvivesARestart reserves and settles on a real store, and reads the sums after a restart. The sums of its key
+// and of all boxes keep a deleted box.
 func TestUseSurvivesARestart(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, limits)

@@ -1,4 +1,4 @@
-// Package lazyregexp compiles regular expressions when they are first used. Those of the API and the configuration repeat
+// Package lazyregexp compiles regular expressions when they are first used. The patterns of the API and the configuration repeat
 // classes hundreds of times, so that they take megabytes together, which every collection of garbage would visit; most
 // gateways never use most of them.
 package lazyregexp
@@ -21,7 +21,7 @@ func New(expr string) *Regexp {
 // MatchString reports whether s contains a match.
 func (r *Regexp) MatchString(s string) bool { return r.compiled().MatchString(s) }
 
-// FindStringSubmatch returns the leftmost match in s and those of its parenthesized subexpressions, or nil without a match.
+// FindStringSubmatch returns the leftmost match in s and the matches of its groups, or nil without a match.
 func (r *Regexp) FindStringSubmatch(s string) []string { return r.compiled().FindStringSubmatch(s) }
 
 // String returns the text of the expression.

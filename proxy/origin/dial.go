@@ -536,7 +536,7 @@ func (r *race) runAfterFirst(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r.ctx, r.results, r.running = ctx, make(chan attempt), 1
-	first, won := r.addrs[0], make(chan attempt, 1)
+	first, d, won := r.addrs[0], r.d, make(chan attempt, 1) // the timer's goroutine changes r.d for the other addresses
 	r.addrs = r.addrs[1:]
 	more := len(r.addrs) > 0
 	others := time.AfterFunc(r.stagger(), func() {
@@ -546,7 +546,7 @@ func (r *race) runAfterFirst(ctx context.Context) (net.Conn, error) {
 		})
 	})
 	end := recovered(func() (a attempt) {
-		a.conn, a.err = r.p.DialAddr(ctx, r.box, r.d, first, more)
+		a.conn, a.err = r.p.DialAddr(ctx, r.box, d, first, more)
 		return a
 	})
 	if !others.Stop() {

@@ -213,5 +213,5 @@ func (e *events) send(name string, data any) {
 	}
 }
 
-// pieces divides a text into those that a stream sends one after the other.
+// pieces splits a text into the deltas of a stream.
 func pieces(text string) []string { return strings.SplitAfter(text, " ") }
