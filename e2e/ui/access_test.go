@@ -118,7 +118,8 @@ func TestTheKeyboardSuffices(t *testing.T) {
 	box := w.Create(map[string]any{"name": "keys", "network_policy": harness.Custom("api.example.com")})
 	p := newBrowser(t, w.Net.Gateway()).open(t, "a", nil)
 	p.visit("/ui/")
-	p.do("type", strings.TrimSpace(w.KeyFile("api-key"))) // the field has the focus
+	p.do("wait", "input:focus") // the field has the focus, from its first picture on
+	p.do("type", strings.TrimSpace(w.KeyFile("api-key")))
 	p.do("press", "Enter")
 	p.do("waitURL", "/ui/$")
 	tabTo(t, p, "keys")

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -68,6 +70,43 @@ func TestVolumeIsBounded(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(v.At); err != nil || len(entries) < files {
 		t.Errorf("mounted again it has %d files: %v", len(entries), err)
+	}
+}
+
+// A volume that another mount namespace still has mounted is one file system with what is mounted anew: two would
+// overwrite each other.
+func TestAVolumeIsOneFileSystem(t *testing.T) {
+	t.Parallel()
+	nightly.Root(t)
+	dir := t.TempDir()
+	v := Volume{File: filepath.Join(dir, "volume"), At: filepath.Join(dir, "at")}
+	t.Cleanup(func() { _ = v.Unmount() })
+	if err := v.Make(t.Context(), Limit{Bytes: 65 << 20, Files: 1000}); err != nil {
+		t.Fatal(err)
+	}
+	elsewhere := exec.Command("sh", "-c", `read name && echo of the box > "$0/$name" && cat "$0/of-the-host"`, v.At)
+	elsewhere.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+	in, err := elsewhere.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	elsewhere.Stdout = &out
+	if err := elsewhere.Start(); err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(v.Unmount(), v.Mount(), os.WriteFile(filepath.Join(v.At, "of-the-host"), []byte("of the host"), 0o600))
+	_, werr := in.Write([]byte("of-the-box\n"))
+	if err := errors.Join(err, werr, elsewhere.Wait()); err != nil || out.String() != "of the host" {
+		t.Errorf("%q: %v", out.String(), err)
+	}
+	if err := errors.Join(v.Unmount(), v.Mount()); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"of-the-host", "of-the-box"} {
+		if b, err := os.ReadFile(filepath.Join(v.At, name)); err != nil || !strings.HasPrefix(string(b), strings.ReplaceAll(name, "-", " ")) {
+			t.Errorf("%s: %q, %v", name, b, err)
+		}
 	}
 }
 

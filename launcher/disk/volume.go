@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -97,13 +98,20 @@ func (v Volume) Unmount() error {
 	}
 }
 
-// attach attaches a file to a loop device, which is released when it is closed and not mounted.
+// attach returns an open loop device of a file, which is released when it is closed and not mounted. A file that has a
+// device keeps it: its file system may still be mounted in another mount namespace, such as the box's own after the gateway
+// got a new one, and two devices of one file would be two file systems that overwrite each other.
 func attach(file string) (*os.File, error) {
 	backing, err := os.OpenFile(file, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer backing.Close()
+	attaching.Lock()
+	defer attaching.Unlock()
+	if device, err := attached(backing); err != nil || device != nil {
+		return device, err
+	}
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%w: load the module (modprobe loop)", err)
@@ -114,7 +122,7 @@ func attach(file string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		device, err := openLoop(n)
+		device, err := openLoop(n, os.O_RDWR)
 		if err != nil {
 			return nil, err
 		}
@@ -131,10 +139,48 @@ func attach(file string) (*os.File, error) {
 	}
 }
 
+// attaching serializes attach, so that two calls for a file find one device.
+var attaching sync.Mutex
+
+// attached returns the loop device that a file is attached to, open, or nil if there is none.
+func attached(backing *os.File) (*os.File, error) {
+	var file unix.Stat_t
+	if err := unix.Fstat(int(backing.Fd()), &file); err != nil {
+		return nil, err
+	}
+	inUse, err := filepath.Glob("/sys/block/loop*/loop")
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range inUse {
+		n, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(filepath.Dir(dir)), "loop"))
+		if err != nil {
+			continue
+		}
+		device, err := openLoop(n, os.O_RDONLY)
+		if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) { // it was just removed
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		// An open device stays attached, so this answer holds until it is closed.
+		info, err := unix.IoctlLoopGetStatus64(int(device.Fd()))
+		if err == nil && info.Device == file.Dev && info.Inode == file.Ino {
+			return device, nil
+		}
+		device.Close()
+		if err != nil && !errors.Is(err, unix.ENXIO) { // ENXIO: nothing is attached any longer
+			return nil, fmt.Errorf("loop device %d: %w", n, err)
+		}
+	}
+	return nil, nil
+}
+
 // openLoop opens a loop device. Not every /dev has its node.
-func openLoop(n int) (*os.File, error) {
+func openLoop(n, flag int) (*os.File, error) {
 	path := "/dev/loop" + strconv.Itoa(n)
-	device, err := os.OpenFile(path, os.O_RDWR, 0)
+	device, err := os.OpenFile(path, flag, 0)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return device, err
 	}
@@ -142,7 +188,7 @@ func openLoop(n int) (*os.File, error) {
 	if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, uint32(n)))); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return os.OpenFile(path, os.O_RDWR, 0)
+	return os.OpenFile(path, flag, 0)
 }
 
 // The kernel's interface for quotas, see quotactl(2), and FS_IOC_FSSETXATTR in ioctl_xfs_fsgetxattr(2).
