@@ -123,6 +123,9 @@ func (c *Client) do(ctx context.Context, method, path string, header http.Header
 	defer resp.Body.Close()
 	data, err := io.ReadAll(resp.Body)
 	if err != nil {
+		if refused := parseRefusal(data); refused.Status >= http.StatusBadRequest { // the call failed after the status of success was sent
+			return refused
+		}
 		return fmt.Errorf("the gateway's answer is incomplete: %w", err)
 	}
 	switch out := out.(type) {
@@ -264,15 +267,25 @@ func (c *Client) WebSocket(ctx context.Context, path string) (*websocket.Conn, e
 const mostRefusal = 16 << 20
 
 func readRefusal(resp *http.Response) error {
+	data, _ := io.ReadAll(io.LimitReader(resp.Body, mostRefusal))
+	refused := parseRefusal(data)
+	if refused.Status = resp.StatusCode; refused.Message == "" {
+		refused.Message = "the gateway answered " + resp.Status
+	}
+	return refused
+}
+
+// parseRefusal parses the body of an error response; without a message if it is none. It has a status of its own if that came too late.
+func parseRefusal(data []byte) *ResponseError {
 	var body struct {
 		Error, Pointer string
 		Problems       []document.Problem
+		Status         int
 	}
-	data, _ := io.ReadAll(io.LimitReader(resp.Body, mostRefusal))
-	if json.Unmarshal(data, &body) != nil || body.Error == "" {
-		body.Error = "the gateway answered " + resp.Status
+	if json.Unmarshal(data, &body) != nil {
+		return &ResponseError{}
 	}
-	return &ResponseError{resp.StatusCode, body.Error, body.Pointer, body.Problems}
+	return &ResponseError{body.Status, body.Error, body.Pointer, body.Problems}
 }
 
 // Exec runs a command in a box, copies its output as it arrives, and returns its exit code.

@@ -258,6 +258,7 @@ type ExecResult struct {
 	CPU      time.Duration // CPU time it used; 0 if not known
 	// OutOfMemory is set if the command was killed because the box ran out of memory.
 	OutOfMemory bool
+	TimedOut    bool // it was killed after its timeout
 }
 
 // PolicyState is an active policy with its version. Versions only grow.

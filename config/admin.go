@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 )
 
 // AdminTLS are the files of the certificate of admin.listen.
@@ -44,6 +45,9 @@ func (a Admin) check(fail func(key, format string, args ...any), secrets Secrets
 	a.checkTLS(fail)
 	a.checkOIDC(fail, secrets)
 	a.Audit.check("admin.audit", false, fail)
+	if a.Silence != 0 && (a.Silence < time.Second || a.Silence > 5*time.Minute) { // 0: the default
+		fail("admin.silence", "%v is out of range; use 1s to 5m", a.Silence)
+	}
 }
 
 // checkTLS finds files that are of no use.

@@ -67,6 +67,8 @@ type Admin struct {
 	OIDC   AdminOIDC `yaml:"oidc"`
 	Hosts  []string  `yaml:"hosts"`
 	Audit  Bounds    `yaml:"audit"`
+	// Silence is how long a response may be silent before something is sent that its reader ignores.
+	Silence time.Duration `yaml:"silence"`
 }
 
 // Network has the address pools of the boxes, the operator's exemptions from the protected ranges, and the source
@@ -188,7 +190,7 @@ func Default() Config {
 	return Config{
 		StateDir: "/var/lib/boxgate",
 		Store:    Store{Kind: "bbolt"},
-		Admin:    Admin{Socket: "/run/boxgate/admin.sock", Listen: "127.0.0.1:8600", UI: true, OIDC: AdminOIDC{Scopes: []string{"email"}, GroupsClaim: "groups"}, Audit: Bounds{Days: 365, Size: 256 << 20}},
+		Admin:    Admin{Socket: "/run/boxgate/admin.sock", Listen: "127.0.0.1:8600", UI: true, OIDC: AdminOIDC{Scopes: []string{"email"}, GroupsClaim: "groups"}, Audit: Bounds{Days: 365, Size: 256 << 20}, Silence: 15 * time.Second},
 		Network:  Network{PoolV4: "10.200.0.0/16", PoolV6: "fd42:b0c5::/64"},
 		Proxy:    Proxy{Deny: "alert", IdleTimeout: 24 * time.Hour},
 		Limits:   DefaultLimits(),

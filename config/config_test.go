@@ -84,6 +84,7 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"endless queries":     {"limits: {dns_queries_per_second: 1000001}", "limits.dns_queries_per_second: 1000001 is out"},
 		"no interceptions":    {"limits: {interceptions: 0}", "limits.interceptions: 0 is out of range"},
 		"hasty peek":          {"limits: {peek_timeout: 1ms}", "limits.peek_timeout: 1ms is out of range; use 100ms to 5m"},
+		"hasty API":           {"admin: {silence: 10ms}", "admin.silence: 10ms is out of range; use 1s to 5m"},
 		"little memory":       {"limits: {memory: 1MiB}", "limits.memory: 1MiB is out of range; use 16MiB to 1TiB"},
 		"small disk":          {"launcher: {disk: {small: 63MiB}}", "launcher.disk.small: 63MiB is out of range; use 64MiB to 16TiB"},
 		"files' own disk":     {"launcher: {disk: {mode: loop, small: 64MiB}}", "launcher.disk.small: 64MiB is out of range; use 446MiB to 16TiB: in mode loop, launcher.disk.files (1000000) need space"},

@@ -81,7 +81,7 @@ func (h *Host) Serve(ctx context.Context) error {
 
 func (h *Host) serveParts(ctx context.Context) error {
 	admin, err := server.New(server.Config{
-		Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(),
+		Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(), Silence: h.parts.cfg.Admin.Silence,
 	})
 	if err != nil {
 		return err

@@ -35,7 +35,11 @@ func TestOutputIsCountedAsItIsAnswered(t *testing.T) {
 		for range 10_000 {
 			_, _ = o.Write([]byte(line))
 		}
-		text, err := json.Marshal(o.Text())
+		kept, noted := strings.CutSuffix(o.Text(), CutNote)
+		if !noted {
+			t.Errorf("%.10q: the text does not tell that it is cut", line)
+		}
+		text, err := json.Marshal(kept)
 		if err != nil || len(text) > 20_100 || len(text) < 18_000 || !o.Cut() {
 			t.Errorf("%.10q: %d bytes of JSON, cut %v, %v", line, len(text), o.Cut(), err)
 		}

@@ -4,6 +4,7 @@ package exec
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"boxgate/api"
@@ -56,10 +58,10 @@ type Endpoints struct {
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
-		{Method: "POST", Path: "/v2/box/{id}/exec", ID: "runCommand", Summary: "Run a command and answer with its output", Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","echo hello"],"timeout":30000}`, Response: reflect.TypeFor[execView](), Handle: e.buffered(e.readCommand)},
+		{Method: "POST", Path: "/v2/box/{id}/exec", ID: "runCommand", Summary: "Run a command and answer with its output", Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","echo hello"],"timeout":30000}`, Response: reflect.TypeFor[execView](), Handle: e.buffered(e.readCommand), Late: late},
 		{Method: "POST", Path: "/v2/box/{id}/exec-stream", ID: "streamCommand", Summary: "Run a command and stream its output, then an exit event; with Accept: application/x-ndjson, in frames that separate the streams",
 			Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","echo hello"],"timeout":30000}`, Produces: []string{"text/plain", stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[stream.Frame]()}, Handle: e.streamed(e.readCommand)},
-		{Method: "POST", Path: "/v2/box/{id}/code", ID: "runCode", Summary: "Run source text and answer with its output", Request: reflect.TypeFor[codeBody](), Example: `{"code":"console.log(1 + 2)","language":"js"}`, Response: reflect.TypeFor[execView](), Handle: e.buffered(e.readCode)},
+		{Method: "POST", Path: "/v2/box/{id}/code", ID: "runCode", Summary: "Run source text and answer with its output", Request: reflect.TypeFor[codeBody](), Example: `{"code":"console.log(1 + 2)","language":"js"}`, Response: reflect.TypeFor[execView](), Handle: e.buffered(e.readCode), Late: late},
 		{Method: "POST", Path: "/v2/box/{id}/code-stream", ID: "streamCode", Summary: "Run source text and stream its output as exec-stream does",
 			Request: reflect.TypeFor[codeBody](), Example: `{"code":"print(1 + 2)","language":"python"}`, Produces: []string{"text/plain", stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[stream.Frame]()}, Handle: e.streamed(e.readCode)},
 		{Method: "GET", Path: "/v2/box/{id}/runs", ID: "listRuns", Summary: "The latest commands, newest first", Response: reflect.TypeFor[runsView](), Handle: e.listRuns},
@@ -78,12 +80,12 @@ type execBody struct {
 
 // execView is the response of exec.
 type execView struct {
-	ExitCode  int    `json:"exit_code"`
+	ExitCode  int    `json:"exit_code" doc:"124: killed after its timeout; -1: unknown, and error has the reason"`
 	Output    string `json:"output" doc:"standard output"`
 	Error     string `json:"error,omitempty" doc:"standard error"`
-	RunID     string `json:"run_id"`
+	RunID     string `json:"run_id,omitempty"`
 	CPUNs     int64  `json:"cpu_ns"`
-	Truncated bool   `json:"truncated,omitempty" doc:"output or error was truncated"`
+	Truncated bool   `json:"truncated,omitempty" doc:"output or error was cut off, and ends with a line in brackets about that"`
 }
 
 func (b *execBody) request() (api.ExecRequest, error) {
@@ -146,7 +148,11 @@ func (e *Endpoints) start(ctx context.Context, c *command, stdout, stderr io.Wri
 			defer context.AfterFunc(ctx, cutShort)()
 			lack, request := &markWatch{mark: c.mark, w: stderr}, c.request
 			request.Left = left
-			res, err := e.Host.Exec(ctx, c.box, request, e.recordOutput(run, stdout), e.recordOutput(run, lack))
+			errout := &lines{w: e.recordOutput(run, lack)}
+			res, err := e.Host.Exec(ctx, c.box, request, e.recordOutput(run, stdout), errout)
+			if err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+				res, err = timedOut(res, c.job.Timeout, errout), nil
+			}
 			if what, lacking := lack.message(); err == nil && lacking {
 				err = problem.Refuse(http.StatusUnprocessableEntity, "/language: %s", what)
 			}
@@ -155,6 +161,47 @@ func (e *Endpoints) start(ctx context.Context, c *command, stdout, stderr io.Wri
 		done <- result{run, res, err}
 	}()
 	return done
+}
+
+// exitTimeout is the exit code of a command that was killed after its timeout, the same as of timeout(1).
+const exitTimeout = 124
+
+// timedOut returns the result of a command that was killed after its timeout, and reports it in its standard error.
+func timedOut(res api.ExecResult, timeout time.Duration, errout *lines) api.ExecResult {
+	res.ExitCode, res.TimedOut = exitTimeout, true
+	errout.line(fmt.Sprintf("boxgate: the command was killed after its timeout of %v", timeout))
+	return res
+}
+
+// lines passes output on, and can add a line to it.
+type lines struct {
+	w    io.Writer
+	last atomic.Int32 // the last byte of the output; 0: none
+}
+
+// Write implements [io.Writer].
+func (l *lines) Write(b []byte) (int, error) {
+	if len(b) > 0 {
+		l.last.Store(int32(b[len(b)-1]))
+	}
+	return l.w.Write(b)
+}
+
+// line adds a line after the end of the output.
+func (l *lines) line(text string) {
+	if last := l.last.Load(); last != 0 && last != '\n' {
+		text = "\n" + text
+	}
+	_, _ = io.WriteString(l.w, text+"\n")
+}
+
+// exitUnknown is the exit code in the response to a command whose exit code the gateway does not know.
+const exitUnknown = -1
+
+// late is the response to a command that failed after the status of its response was sent.
+func late(err error) any {
+	_, body := problem.StatusOf(err)
+	return execView{ExitCode: exitUnknown, Error: body.Error}
 }
 
 // recordOutput records the beginning of a run's output in the history and passes the output on to w. It fails once the
@@ -215,23 +262,46 @@ type codeBody struct {
 	Timeout  *int64 `json:"timeout,omitempty" doc:"milliseconds after which the code is killed" min:"1" max:"604800000" example:"30000"`
 }
 
+// withRequire is an option of node that defines require for code with import or a top-level await, which has none of its own.
+const withRequire = `'--import=data:text/javascript,import{createRequire}from"node:module";globalThis.require??=createRequire(process.cwd()+"/")'`
+
+// runModule runs JavaScript on standard input as node's own detection finds it: as a module if it has import, export or a top-level await.
+// An older node gets it as a module if it cannot parse it as a script.
+const runModule = `
+set -- "$1" $(node -p 'process.versions.node.replaceAll(".", " ")' 2>/dev/null)
+newer() { [ "$major" -gt "$1" ] || { [ "$major" -eq "$1" ] && [ "$minor" -ge "$2" ]; }; }
+major=${2:-0} minor=${3:-0}
+js() {
+	if [ "$major" -ne 21 ] && newer 20 19 && { [ "$major" -ne 22 ] || newer 22 7; }; then exec node ` + withRequire + ` -; fi
+	code=$(cat; printf x) && code=${code%x}
+	if printf %s "$code" | node --check - >/dev/null 2>&1; then
+		printf %s "$code" | node -
+	elif newer 18 18; then
+		printf %s "$code" | node ` + withRequire + ` --input-type=module -
+	else
+		printf %s "$code" | node --input-type=module -
+	fi
+	exit
+}
+`
+
 // interpreters are shell scripts that exec the interpreter of a language. The interpreter reads the code from standard
 // input, so the code is in no file and in no argument list, and the code itself sees an empty standard input. If the
 // image has no interpreter, the script prints an error to stderr after the mark passed as $1.
 var interpreters = map[string]string{
-	"js": `command -v node >/dev/null && exec node -
+	"js": `if command -v node >/dev/null; then` + runModule + `js; fi
+command -v deno >/dev/null && exec deno run --quiet --allow-all --ext=js -
 command -v bun >/dev/null && exec bun run -
 printf '%s%s' "$1" 'the image has no JavaScript runtime; create the box with an image that has node' >&2`,
-	"ts": `if command -v node >/dev/null; then
-	set -- "$1" $(node -p 'process.versions.node.replaceAll(".", " ")' 2>/dev/null)
-	if [ "${2:-0}" -gt 23 ] || { [ "${2:-0}" -eq 23 ] && [ "${3:-0}" -ge 6 ]; } || { [ "${2:-0}" -eq 22 ] && [ "${3:-0}" -ge 18 ]; }; then
-		exec node --disable-warning=ExperimentalWarning --input-type=commonjs-typescript -
+	"ts": `if command -v node >/dev/null; then` + runModule + `
+	if newer 23 6 || { [ "$major" -eq 22 ] && newer 22 18; }; then
+		exec node --disable-warning=ExperimentalWarning ` + withRequire + ` -
 	fi
-fi
-if command -v node >/dev/null && command -v esbuild >/dev/null; then
-	js=$(esbuild --loader=ts --format=cjs --log-level=error) || exit
-	printf '%s\n' "$js" | node -
-	exit
+	if command -v esbuild >/dev/null; then
+		js=$(esbuild --loader=ts --format=esm --log-level=error) || exit
+		printf '%s\n' "$js" | js
+		exit
+	fi
 fi
 command -v deno >/dev/null && exec deno run --quiet --allow-all --ext=ts -
 command -v bun >/dev/null && exec bun run -

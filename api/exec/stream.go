@@ -28,9 +28,10 @@ func (e *Endpoints) streamed(read reader) rest.Handler {
 		if err != nil {
 			return rest.Reply{}, err
 		}
-		s := &execStream{w: w, rc: http.NewResponseController(w), framed: stream.Accepts(r, stream.NDJSON)}
+		s := newExecStream(w, r)
 		late := time.AfterFunc(headerDelay, s.begin)
 		defer late.Stop()
+		defer rest.Alive(w, s.beat)()
 		select {
 		case end := <-e.start(r.Context(), c, s.stream("stdout"), s.stream("stderr"), s.cutShort):
 			if end.err != nil && !s.begun() {
@@ -50,14 +51,24 @@ type execStream struct {
 	w      http.ResponseWriter
 	rc     *http.ResponseController
 	framed bool
+	zip    bool        // the raw form is encoded, so that it can be kept alive
+	raw    *stream.Raw // unless framed; guarded by mu
 
 	mu           sync.Mutex // orders the two streams and the delayed header
 	started      bool
 	closed       bool // the handler has chosen its response, so the delayed header must not be sent
+	ended        bool // the result was written
 	disconnected bool // the client disconnected or the handler returned: output is discarded and the command continues
 
 	deadlineMu sync.Mutex // guards the write deadline, also while a write holds mu
 	returned   bool       // the handler has returned, and the connection may serve another request
+}
+
+func newExecStream(w http.ResponseWriter, r *http.Request) *execStream {
+	s := &execStream{w: w, rc: http.NewResponseController(w), framed: stream.Accepts(r, stream.NDJSON)}
+	s.zip = !s.framed && stream.AcceptsGzip(r)
+	s.raw = stream.NewRaw(w, s.zip)
+	return s
 }
 
 func (s *execStream) begin() {
@@ -75,6 +86,9 @@ func (s *execStream) beginLocked() {
 	s.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if s.framed {
 		s.w.Header().Set("Content-Type", stream.NDJSON)
+	}
+	if s.zip {
+		s.w.Header().Set("Content-Encoding", "gzip")
 	}
 	s.w.Header().Set("X-Accel-Buffering", "no") // reverse proxies must not buffer output
 	s.w.WriteHeader(http.StatusOK)
@@ -101,25 +115,48 @@ func (s *execStream) stream(name string) writerFunc {
 			return 0, errUnread
 		}
 		s.beginLocked()
-		if s.disconnected = s.writeLocked(stream.Frame{Stream: name, Data: b}, b) != nil; s.disconnected {
+		write := func() error { return s.raw.Output(b) }
+		if s.disconnected = s.writeLocked(stream.Frame{Stream: name, Data: b}, write) != nil; s.disconnected {
 			return 0, errUnread
 		}
 		return len(b), nil
 	}
 }
 
-func (s *execStream) writeLocked(frame stream.Frame, raw []byte) error {
-	if s.framed {
-		line, err := json.Marshal(frame)
-		if err != nil {
+// writeLocked writes a frame, or with raw what takes its place in the raw form.
+func (s *execStream) writeLocked(frame stream.Frame, raw func() error) error {
+	if !s.framed {
+		if err := raw(); err != nil {
 			return err
 		}
-		raw = append(line, '\n')
+		return s.rc.Flush()
 	}
-	if _, err := s.w.Write(raw); err != nil {
+	line, err := json.Marshal(frame)
+	if err != nil {
+		return err
+	}
+	if _, err := s.w.Write(append(line, '\n')); err != nil {
 		return err
 	}
 	return s.rc.Flush()
+}
+
+// beat keeps the connection of a silent command alive.
+func (s *execStream) beat() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.disconnected || s.ended {
+		return false
+	}
+	s.beginLocked()
+	var err error
+	if s.framed {
+		_, err = s.w.Write([]byte("\n")) // readers of NDJSON skip empty lines
+	} else {
+		err = s.raw.Alive()
+	}
+	s.disconnected = err != nil || s.rc.Flush() != nil
+	return !s.disconnected
 }
 
 // abort ends the response while the command continues. A blocked write is aborted.
@@ -151,15 +188,15 @@ func (s *execStream) release() {
 func (s *execStream) finish(res api.ExecResult, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.closed = false
+	s.closed, s.ended = false, true
 	s.beginLocked()
 	if err != nil {
 		_, body := problem.StatusOf(err)
-		_ = s.writeLocked(stream.Frame{Error: body.Error}, stream.Event("error", problem.Body{Error: body.Error}))
+		_ = s.writeLocked(stream.Frame{Error: body.Error}, func() error { return s.raw.End("error", problem.Body{Error: body.Error}) })
 		return
 	}
-	_ = s.writeLocked(stream.Frame{ExitCode: &res.ExitCode, CPUNs: res.CPU.Nanoseconds()},
-		stream.Event("exit", exitEvent{res.ExitCode, res.CPU.Nanoseconds()}))
+	end := func() error { return s.raw.End("exit", exitEvent{res.ExitCode, res.CPU.Nanoseconds()}) }
+	_ = s.writeLocked(stream.Frame{ExitCode: &res.ExitCode, CPUNs: res.CPU.Nanoseconds()}, end)
 }
 
 // exitEvent is the last event of the raw form.

@@ -34,7 +34,7 @@ func (w *brokenWriter) Write([]byte) (int, error) {
 func TestOutputForNobodyIsNotTaken(t *testing.T) {
 	t.Parallel()
 	w := &brokenWriter{ResponseWriter: httptest.NewRecorder()}
-	s := &execStream{w: w, rc: http.NewResponseController(w)}
+	s := newExecStream(w, httptest.NewRequestWithContext(t.Context(), "POST", "/", nil))
 	for range 3 {
 		if n, err := s.stream("stdout").Write([]byte("output")); n != 0 || !errors.Is(err, errUnread) {
 			t.Errorf("%d bytes were taken: %v", n, err)

@@ -123,11 +123,13 @@ func (e *Endpoints) stream(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	w.Header().Set("Content-Type", stream.EventStream)
 	w.Header().Set("X-Accel-Buffering", "no") // reverse proxies must not buffer events
 	s := &events{w: w, rc: http.NewResponseController(w)}
+	stop := rest.Alive(w, s.beat)
 	select {
 	case <-e.start(r.Context(), j, s, func(run *history.Run) { s.event("run_start", mustMarshal(runStart{run.ID()})) }):
 	case <-r.Context().Done():
 	}
 	s.release()
+	stop()
 	return rest.Reply{Written: true}, nil
 }
 
@@ -154,6 +156,18 @@ func (s *events) event(name string, data []byte) {
 	if _, err := s.w.Write([]byte("event: " + name + "\ndata: " + string(data) + "\n\n")); err != nil || s.rc.Flush() != nil {
 		s.disconnected = true
 	}
+}
+
+// beat keeps the connection of a silent run alive by a comment (WHATWG HTML, section 9.2.6).
+func (s *events) beat() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.disconnected {
+		return false
+	}
+	_, err := s.w.Write([]byte(": alive\n\n"))
+	s.disconnected = err != nil || s.rc.Flush() != nil
+	return !s.disconnected
 }
 
 // cutShort limits the time of blocked writes to writeTimeout.

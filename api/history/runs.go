@@ -174,6 +174,8 @@ func (h *History) Do(ctx context.Context, box policy.BoxID, job Job, work func(c
 	case err != nil:
 		_, body := problem.StatusOf(err)
 		status, message = "failed", body.Error
+	case res.TimedOut:
+		status, message = "failed", fmt.Sprintf("the command was killed after its timeout of %v", job.Timeout)
 	case res.OutOfMemory:
 		status, message = "failed", outOfMemory
 	case res.ExitCode != 0:

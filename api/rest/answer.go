@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -22,6 +23,8 @@ import (
 // Answerer writes the responses of routes. Details of errors that the caller may not see go to the log.
 type Answerer struct {
 	Log *zap.Logger
+	// Broken is called with the reason before a response breaks off, which most clients do not show. May be nil.
+	Broken func(r *http.Request, why string)
 }
 
 // Serve returns an http.Handler for a route: it runs the handler and writes the result.
@@ -30,10 +33,14 @@ func (a Answerer) Serve(rt Route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var rep Reply
 		err := onlyQuery(r, known)
+		held := newHold(w, r, rt)
+		defer held.end() // if the handler panics
 		if err == nil {
 			rep, err = rt.Handle(w, r)
 		}
 		switch {
+		case held.end():
+			a.serveLate(w, r, rt, rep, err)
 		case err != nil:
 			a.Fail(w, r, err)
 		case rep.Written:
@@ -53,17 +60,26 @@ func (a Answerer) Serve(rt Route) http.Handler {
 
 // Fail responds with an error. Details that the caller may not see go to the log instead.
 func (a Answerer) Fail(w http.ResponseWriter, r *http.Request, err error) {
-	if errors.Is(err, context.Canceled) && r.Context().Err() != nil {
-		ended, ours := errors.AsType[*problem.Refusal](context.Cause(r.Context()))
-		if !ours {
-			return // the client disconnected
-		}
-		err = ended
+	status, body, ok := a.failure(w, r, err)
+	if !ok {
+		return
 	}
-	status, body := problem.StatusOf(err)
 	if exceeded, ok := errors.AsType[*quota.Error](err); ok {
 		w.Header().Set("Retry-After", strconv.Itoa(int((exceeded.After+time.Second-1)/time.Second)))
 	}
+	writeJSON(w, status, body)
+}
+
+// failure logs and records an error, and returns the status and the body of its response; false: the client has disconnected.
+func (a Answerer) failure(w http.ResponseWriter, r *http.Request, err error) (status int, body problem.Body, ok bool) {
+	if errors.Is(err, context.Canceled) && r.Context().Err() != nil {
+		ended, ours := errors.AsType[*problem.Refusal](context.Cause(r.Context()))
+		if !ours {
+			return 0, body, false
+		}
+		err = ended
+	}
+	status, body = problem.StatusOf(err)
 	if status >= http.StatusInternalServerError {
 		if shown, ok := errors.AsType[*api.Error](err); ok && shown.Cause != nil {
 			err = shown.Cause
@@ -75,7 +91,7 @@ func (a Answerer) Fail(w http.ResponseWriter, r *http.Request, err error) {
 		status, body = problem.StatusOf(recordFailed(err))
 		a.Log.Error("the outcome of an admin request is not in the audit trail", zap.String("method", r.Method), zap.Error(err))
 	}
-	writeJSON(w, status, body)
+	return status, body, true
 }
 
 // recordFailed is the response to a request that was executed, but whose result could not be written to the audit trail.
@@ -97,32 +113,42 @@ func (a Answerer) Recover(w *Writer, r *http.Request) {
 	// The panic's value may contain parts of the request, so only the stack is logged.
 	a.Log.Error("panic in the admin API", zap.String("method", r.Method), zap.String("path", r.URL.Path),
 		zap.ByteString("stack", debug.Stack()))
-	if w.started {
+	if w.begun() {
 		panic(http.ErrAbortHandler)
 	}
 	writeJSON(w, http.StatusInternalServerError, problem.Body{Error: "internal error; the gateway's log has the details"})
 }
 
 func writeJSON(w http.ResponseWriter, status int, body any) {
+	data, err := encode(body)
+	if err != nil {
+		status, data = http.StatusInternalServerError, []byte(`{"error":"internal error"}`)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(data)))
+	w.WriteHeader(status)
+	_, _ = SteadyWriter(w).Write(data)
+}
+
+// encode returns the JSON of a response.
+func encode(body any) ([]byte, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(body); err != nil {
-		status = http.StatusInternalServerError
-		buf.Reset()
-		buf.WriteString(`{"error":"internal error"}`)
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(buf.Len()))
-	w.WriteHeader(status)
-	_, _ = SteadyWriter(w).Write(buf.Bytes())
+	err := enc.Encode(body)
+	return buf.Bytes(), err
 }
 
 // Writer tracks whether the response has begun. After that, a failure can only be reported by closing the connection.
 type Writer struct {
 	http.ResponseWriter
-	started bool
+	started bool // guarded by mu
 
+	// Silence is how long the response may be silent before something is sent that its reader ignores. 0: for any time.
+	Silence time.Duration
+	mu      sync.Mutex  // orders a response that is held and one of the handler
+	pulse   pulse       // of writes
+	aside   http.Header // not nil while the response is held: the fields that its handler sets
 	// Record, if not nil, is called once before the response begins, with its status and the changes made by the request.
 	// If it fails, the caller must not receive a success.
 	Record   func(status int, change *Change) error
@@ -176,19 +202,38 @@ func (w *Writer) WriteHeader(status int) {
 			panic(http.ErrAbortHandler)
 		}
 	}
+	w.mu.Lock()
 	if !w.started && w.Unread != nil && w.Unread() {
 		_ = http.NewResponseController(w.ResponseWriter).SetReadDeadline(time.Now().Add(unreadTimeout))
 	}
 	w.started = true
+	w.mu.Unlock()
+	w.pulse.mark()
 	w.ResponseWriter.WriteHeader(status)
 }
 
 // Write begins the response if necessary.
 func (w *Writer) Write(b []byte) (int, error) {
-	if !w.started {
+	if !w.begun() {
 		w.WriteHeader(http.StatusOK)
 	}
+	w.pulse.mark()
 	return w.ResponseWriter.Write(b)
+}
+
+// begun reports whether the response has begun.
+func (w *Writer) begun() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.started
+}
+
+// Header returns the fields of the header, in a map of their own while the response is held, which may send them at any time.
+func (w *Writer) Header() http.Header {
+	if w.aside != nil {
+		return w.aside
+	}
+	return w.ResponseWriter.Header()
 }
 
 // Unwrap lets http.ResponseController reach the connection.

@@ -31,7 +31,8 @@ func TestExec(t *testing.T) {
 		{`{"command":["printf","\\377x"]}`, 200, map[string]any{"output": "\uFFFDx"}},
 		{`{"command":["head","-c","100000","/dev/zero"]}`, 200, map[string]any{"truncated": true}},
 		{`{"command":["/nowhere/nothing"]}`, 503, map[string]any{"error": "/nowhere/nothing cannot be started"}},
-		{`{"command":["sleep","600"],"timeout":50}`, 504, nil},
+		{`{"command":["sleep","600"],"timeout":50}`, 200, map[string]any{"exit_code": 124.0, "error": "boxgate: the command was killed after its timeout of 50ms\n"}},
+		{`{"command":["sh","-c","printf so; printf far >&2; exec sleep 600"],"timeout":50}`, 200, map[string]any{"exit_code": 124.0, "output": "so", "error": "far\nboxgate: the command was killed after its timeout of 50ms\n"}},
 	}
 	for _, tt := range tests {
 		got := f.Call(t, "POST", path, tt.body)

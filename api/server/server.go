@@ -108,6 +108,9 @@ type Config struct {
 	MaxBody int64
 	// BodySilence is how long a client may pause within a request body. 0: 10 s.
 	BodySilence time.Duration
+	// Silence is how long a response may be silent before the API sends something that its reader ignores, so that no client or
+	// proxy takes the connection for dead. 0: 15 s.
+	Silence time.Duration
 	// MaxOutput is the maximum number of bytes of each output stream in the answer of exec. Longer output is truncated
 	// and marked as such. exec-stream has no limit. 0: 16 MiB.
 	MaxOutput int
@@ -155,6 +158,9 @@ func New(cfg Config) (*API, error) {
 	if cfg.MaxBody == 0 {
 		cfg.MaxBody = 8 << 20
 	}
+	if cfg.Silence == 0 {
+		cfg.Silence = rest.Silence
+	}
 	if cfg.MaxOutput == 0 {
 		cfg.MaxOutput = 16 << 20
 	}
@@ -168,6 +174,7 @@ func New(cfg Config) (*API, error) {
 		Config: cfg, started: time.Now(), mux: http.NewServeMux(), guard: access.New(cfg.FindKey, cfg.Peer, cfg.Hosts), answers: rest.Answerer{Log: cfg.Log},
 		public: make(map[string]bool), stopping: make(chan struct{}),
 	}
+	a.answers.Broken = a.logBroken
 	a.stop = sync.OnceFunc(func() { close(a.stopping) })
 	a.sessions = session.New(cfg.Boxes, cfg.Sessions, cfg.History, a.bodies())
 	a.addRoutes()
@@ -204,7 +211,7 @@ func (a *API) Wait(ctx context.Context) error { return a.sessions.Wait(ctx) }
 
 // ServeHTTP checks the origin of the request and its key, then runs the route, which checks the permissions of the key.
 func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	w := &rest.Writer{ResponseWriter: rw}
+	w := &rest.Writer{ResponseWriter: rw, Silence: a.Silence}
 	if r.Body != nil && r.Body != http.NoBody {
 		body := &incoming{ReadCloser: r.Body}
 		r.Body, w.Unread = body, func() bool { return !body.sawEOF.Load() }
@@ -257,6 +264,13 @@ func (a *API) openScope(r *http.Request, holder quota.Holder) (_ *http.Request, 
 	}
 	scope, end := a.Quotas.Open(holder)
 	return r.WithContext(quota.WithScope(r.Context(), scope)), func() { end(); done() }, nil
+}
+
+// logBroken writes the reason why the response to a call breaks off to the log of its box.
+func (a *API) logBroken(r *http.Request, why string) {
+	if box := a.boxOf(r); box != "" {
+		a.History.Log(box, "error", "system", "%s: %s", r.Pattern, why)
+	}
 }
 
 // incoming is a request body that records whether it was read to its end.

@@ -50,7 +50,7 @@ func (n node) command(ctx context.Context, script string, args ...string) *exec.
 }
 
 // newWorld starts a gateway whose public URLs and API are on loopback, and also returns the API's key.
-func newWorld(t *testing.T) (w *harness.World, key string) {
+func newWorld(t *testing.T, changes ...func(*config.Config)) (w *harness.World, key string) {
 	t.Helper()
 	remote, _ := harness.Remote(t)
 	w = harness.NewWorld(t, func(c *config.Config) {
@@ -58,6 +58,9 @@ func newWorld(t *testing.T) (w *harness.World, key string) {
 		c.Ingress.HTTPS, c.Ingress.HTTP, c.Ingress.Domain = "", "127.0.0.1:80", "localhost"
 		c.Approvals.Enabled = true
 		c.Secrets.Sources = map[string]secrets.Source{"openai": {Command: []string{"echo", "sk-of-the-examples"}}}
+		for _, change := range changes {
+			change(c)
+		}
 	})
 	return w, strings.TrimSpace(w.KeyFile("api-key"))
 }

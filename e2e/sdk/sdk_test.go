@@ -7,8 +7,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"boxgate/config"
 	"boxgate/e2e/harness"
+	"boxgate/internal/nightly"
 )
 
 // subjects are the files of testdata/subjects that share a gateway.
@@ -74,6 +77,21 @@ func TestSDK(t *testing.T) {
 	if ofBox != methodsOfBox {
 		t.Errorf("Box has %d methods, not %d", ofBox, methodsOfBox)
 	}
+}
+
+// TestSilence drives calls that send nothing for longer than the limits of a client, which are a few seconds here.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	w, key := newWorld(t, func(c *config.Config) { c.Admin.Silence = time.Second })
+	newNode(t).drive(t, w, key, "silence", func(result) {})
+}
+
+// TestSilenceOfMinutes drives calls that send nothing for longer than the limit of Node's fetch, which is 300 s.
+func TestSilenceOfMinutes(t *testing.T) {
+	nightly.Only(t)
+	t.Parallel()
+	w, key := newWorld(t)
+	newNode(t).drive(t, w, key, "minutes", func(result) {})
 }
 
 // properties are the getters of Box, which send no request.

@@ -26,6 +26,8 @@ const (
 	UID       = 1000
 	workspace = "/workspace"
 	Home      = "/workspace/home"
+	// otherHome is the home directory of this user in the boxes of the SDK's vendor.
+	otherHome = "/home/boxuser"
 )
 
 // Identity has the individual settings of a box's root.
@@ -49,6 +51,7 @@ func (b *Root) PrepareNew(is Identity) error {
 	}{
 		{"its first process", func() error { return b.installInit() }},
 		{"its home directory", func() error { return b.makeHome(is.Restored) }},
+		{"its other home directory", b.linkHome},
 		{"its user", b.addUser},
 		{"its names", func() error { return b.writeNames(is) }},
 		{"its git identity", func() error { return b.writeGit(is.Git) }},
@@ -94,6 +97,22 @@ func (b *Root) makeHome(restored bool) error {
 		}
 	}
 	return nil
+}
+
+// linkHome makes a link from the other name of the home directory. An image, or another box whose files these are, may have something else
+// there, or a /home that is no directory: that stays as it is.
+func (b *Root) linkHome() error {
+	p, err := files.ResolveParent(b.root, otherHome)
+	if err != nil {
+		return nil //nolint:nilerr // a box without the link works
+	}
+	if _, err := b.root.Lstat(p); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if b.parents(p) != nil {
+		return nil
+	}
+	return b.symlink(Home, otherHome)
 }
 
 // addUser puts boxuser first in the image's user database, so that user ID 1000 is shown as boxuser even if the image has
