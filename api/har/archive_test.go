@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"boxgate/api/problem"
+	"boxgate/api/rest"
 	"boxgate/audit"
 	"boxgate/internal/memory"
 	"boxgate/proxy/har"
@@ -57,7 +58,7 @@ func TestEndWhileTheClientIsSlow(t *testing.T) {
 		}
 		written := make(chan error, 1)
 		go func() {
-			a := archive{c, har.NewWriter(client, c, func(b []byte) []byte { return b }), http.NewResponseController(httptest.NewRecorder())}
+			a := archive{c, har.NewWriter(client, c, func(b []byte) []byte { return b }), rest.NewPaced(httptest.NewRecorder())}
 			written <- a.write(ctx, during, &Endpoints{})
 		}()
 		<-client.writing

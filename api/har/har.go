@@ -95,7 +95,9 @@ func (e *Endpoints) capture(w http.ResponseWriter, r *http.Request) (rest.Reply,
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Accel-Buffering", "no")
 	w.WriteHeader(http.StatusOK)
-	a := archive{c, har.NewWriter(rest.SteadyWriter(w), c, stream.EscapeControls), http.NewResponseController(w)}
+	out := rest.NewPaced(w)
+	defer out.Close()
+	a := archive{c, har.NewWriter(out, c, stream.EscapeControls), out}
 	_ = a.write(r.Context(), during, e) // the client has gone, which ends the capture
 	return rest.Reply{Written: true}, nil
 }
@@ -104,7 +106,7 @@ func (e *Endpoints) capture(w http.ResponseWriter, r *http.Request) (rest.Reply,
 type archive struct {
 	capture *har.Capture
 	*har.Writer
-	rc *http.ResponseController
+	out *rest.Paced
 }
 
 // write writes the archive. It fails if the client has gone. The capture ends in time even while a slow client holds up a write.
@@ -122,7 +124,7 @@ func (a *archive) write(ctx context.Context, during time.Duration, e *Endpoints)
 	})()
 	for a.capture.Reason() != har.EndKey {
 		if len(a.capture.Entries()) == 0 {
-			if err := a.rc.Flush(); err != nil {
+			if err := a.out.Flush(); err != nil {
 				return err
 			}
 		}

@@ -2,6 +2,7 @@ package rest
 
 import (
 	"errors"
+	"io"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -59,6 +60,42 @@ func Alive(w http.ResponseWriter, beat func() bool) (stop func()) {
 		timer.Stop()
 	}
 }
+
+// Paced writes a stream with pauses, like [SteadyWriter]. In the pauses it sends line feeds: readers of NDJSON skip empty lines, and readers of
+// JSON white space, if each write ends at the end of a token. Create it with [NewPaced]. Safe for concurrent use.
+type Paced struct {
+	mu   sync.Mutex
+	w    io.Writer
+	rc   *http.ResponseController
+	stop func()
+}
+
+// NewPaced begins to keep the connection of w alive, until [Paced.Close].
+func NewPaced(w http.ResponseWriter) *Paced {
+	p := &Paced{w: SteadyWriter(w), rc: http.NewResponseController(w)}
+	p.stop = Alive(w, func() bool {
+		_, err := p.Write([]byte("\n"))
+		return err == nil && p.Flush() == nil
+	})
+	return p
+}
+
+// Write implements [io.Writer].
+func (p *Paced) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.w.Write(b)
+}
+
+// Flush sends what was written.
+func (p *Paced) Flush() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rc.Flush()
+}
+
+// Close ends the line feeds. It must be called before the handler returns.
+func (p *Paced) Close() { p.stop() }
 
 // hold keeps the connection of a JSON response alive while its handler works: after some silence it sends the status of success and the
 // fields of the header, then a space from time to time, because JSON may begin with white space. A failure can then no longer have its

@@ -240,3 +240,22 @@ func TestAlive(t *testing.T) {
 		Alive(httptest.NewRecorder(), func() bool { t.Error("a beat"); return true })()
 	})
 }
+
+// A stream with pauses has line feeds in them, and only between writes.
+func TestPaced(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		rt := Route{Method: "GET", Path: "/", Handle: func(w http.ResponseWriter, _ *http.Request) (Reply, error) {
+			p := NewPaced(w)
+			defer p.Close()
+			for range 2 {
+				_, _ = p.Write([]byte("{\"a\":1}\n"))
+				time.Sleep(40 * time.Second)
+			}
+			return Reply{Written: true}, nil
+		}}
+		if a := ask(t, rt, nil); a.err != nil || a.text != "{\"a\":1}\n\n\n{\"a\":1}\n\n\n" {
+			t.Errorf("%q %v", a.text, a.err)
+		}
+	})
+}

@@ -96,14 +96,15 @@ func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 			cancel()
 		}
 	}()
-	rc, out := http.NewResponseController(w), rest.SteadyWriter(w)
 	w.Header().Set("Content-Type", stream.NDJSON)
 	w.WriteHeader(http.StatusOK)
-	_ = rc.Flush()
+	out := rest.NewPaced(w)
+	defer out.Close()
+	_ = out.Flush()
 	err = e.Host.ReadTrail(ctx, f, q.Follow, func(line []byte) error {
 		_, err := out.Write(append(line, '\n'))
 		if err == nil && q.Follow {
-			err = rc.Flush()
+			err = out.Flush()
 		}
 		return err
 	})
