@@ -275,7 +275,7 @@ func readRefusal(resp *http.Response) error {
 	return refused
 }
 
-// parseRefusal parses the body of an error response; without a message if it is none. It has a status of its own if that came too late.
+// parseRefusal parses the body of an error response; the message is empty if it is anything else. A status is in the body only if the failure came late.
 func parseRefusal(data []byte) *ResponseError {
 	var body struct {
 		Error, Pointer string

@@ -37,6 +37,17 @@ export default {
     assert.equal(chunks.find((c) => c.type === "finish").sessionId, "s1");
     assert.equal(run.status, "completed");
   },
+  "a schedule runs the harness, and the box has the sums of its runs": async ({ assert, until, call }, s) => {
+    const made = await s.box.schedule.agent({ cron: "* * * * *", prompt: "tick" });
+    const done = await until("a run", async () => { const now = await s.box.schedule.get(made.id); return now.total_runs > 0 && now; });
+    await s.box.schedule.delete(made.id);
+    assert.deepEqual([done.last_run_status, done.total_failures], ["completed", 0]);
+    const run = (await s.box.listRuns()).find((r) => r.schedule_id === made.id);
+    assert.deepEqual([run.status, run.input_tokens, run.output_tokens, run.session_id], ["completed", 3, 5, "s1"]);
+    const { json } = await call("GET", `/v2/box/${s.box.id}`);
+    assert.ok(json.total_prompts >= 3);
+    assert.deepEqual([json.total_input_tokens, json.total_output_tokens, json.session_id], [3 * json.total_prompts, 5 * json.total_prompts, "s1"]);
+  },
   "the harness is changed": async ({ create, assert }, s) => {
     await s.box.configureCustomHarness({ command: "sh", args: ["-c", "printf 'event: done\\ndata: {\"output\":\"other\"}\\n\\n'", "sh"], protocol: "box-sse-v1" });
     assert.equal((await s.box.agent.run({ prompt: "x" })).result, "other");
