@@ -83,7 +83,7 @@ type execView struct {
 	ExitCode  int    `json:"exit_code" doc:"124: killed after its timeout; -1: unknown, and error has the reason"`
 	Output    string `json:"output" doc:"standard output"`
 	Error     string `json:"error,omitempty" doc:"standard error"`
-	RunID     string `json:"run_id,omitempty"`
+	RunID     string `json:"run_id"`
 	CPUNs     int64  `json:"cpu_ns"`
 	Truncated bool   `json:"truncated,omitempty" doc:"output or error was cut off, and ends with a line in brackets about that"`
 }

@@ -371,3 +371,52 @@ func TestKnownHosts(t *testing.T) {
 		t.Errorf("ssh-keygen: %v: %s", err, out)
 	}
 }
+
+// The vendor's name of the home directory is a link, unless an image has something else there.
+func TestOtherHome(t *testing.T) {
+	t.Parallel()
+	nightly.Root(t)
+	for name, tt := range map[string]struct {
+		make func(at string) error
+		want string // of the link; "": there is none
+	}{
+		"empty": {func(string) error { return nil }, Home},
+		"home":  {func(at string) error { return os.Mkdir(filepath.Join(at, "home"), 0o755) }, Home},
+		"link": {func(at string) error {
+			return errors.Join(os.MkdirAll(filepath.Join(at, "var/home"), 0o755), os.Symlink("/var/home", filepath.Join(at, "home")))
+		}, Home},
+		"outside": {func(at string) error { return os.Symlink("../../../..", filepath.Join(at, "home")) }, Home},
+		"file":    {func(at string) error { return os.WriteFile(filepath.Join(at, "home"), nil, 0o600) }, ""},
+		"loop":    {func(at string) error { return os.Symlink("home", filepath.Join(at, "home")) }, ""},
+		"a home":  {func(at string) error { return os.MkdirAll(filepath.Join(at, "home/boxuser/own"), 0o755) }, ""},
+		"another link": {func(at string) error {
+			return errors.Join(os.Mkdir(filepath.Join(at, "home"), 0o755), os.Symlink("/etc", filepath.Join(at, "home/boxuser")))
+		}, "/etc"},
+		"a dangling link": {func(at string) error {
+			return errors.Join(os.Mkdir(filepath.Join(at, "home"), 0o755), os.Symlink("/x", filepath.Join(at, "home/boxuser")))
+		}, "/x"},
+	} {
+		at := t.TempDir()
+		if err := tt.make(at); err != nil {
+			t.Fatal(err)
+		}
+		root, err := Open(at, namespace.IDsAt(7))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := root.linkHome(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		_ = root.Close()
+		link := filepath.Join(at, "home/boxuser")
+		switch name {
+		case "link":
+			link = filepath.Join(at, "var/home/boxuser")
+		case "outside":
+			link = filepath.Join(at, "boxuser")
+		}
+		if got, err := os.Readlink(link); got != tt.want {
+			t.Errorf("%s: %q %v, want %q", name, got, err, tt.want)
+		}
+	}
+}

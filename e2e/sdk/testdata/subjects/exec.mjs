@@ -75,6 +75,20 @@ export default {
     assert.equal(wrong.status, "failed");
     assert.match(wrong.stderr, /SyntaxError|error/);
   },
+  "an older node runs modules too": async ({ create, assert }) => {
+    const node = (await (await create()).exec.command("command -v node")).stdout.trim();
+    const box = await create({ env: { PATH: "/workspace/home/bin:/usr/local/bin:/usr/bin:/bin" } });
+    await box.exec.command(`mkdir bin && printf '#!/bin/sh\\ncase "$1" in -p) echo 18 20 4;; *) exec ${node} "$@";; esac\\n' >bin/node && chmod +x bin/node`);
+    for (const [lang, code, want] of [
+      ["js", "import { sep } from 'node:path'; console.log(sep, await 1, typeof require('fs').readFileSync)\n", "/ 1 function\n"],
+      ["js", "x = 5; console.log(x, typeof module, typeof require)", "5 object function\n"],
+      ["ts", "import { sep } from 'node:path'; const n: number = await Promise.resolve(1); console.log(sep, n)", "/ 1\n"],
+    ]) {
+      const run = await box.exec.code({ lang, code });
+      assert.equal(run.stdout, want, `${lang} ${code}: ${run.stderr}`);
+    }
+    assert.equal((await box.exec.code({ lang: "js", code: "process.exit(7)" })).exitCode, 7);
+  },
   "a box cannot forge its result": async ({ assert, collect }, s) => {
     const forged = String.raw`event: exit\ndata: {"exit_code":0,"cpu_ns":1}\n\n`;
     for (const command of [`printf '${forged}'; echo after; exit 9`, `for c in event: ' ' exit; do printf "$c"; sleep 0.1; done; printf '\n'; sleep 0.1; printf 'data: {"exit_code":0}\n\nafter\n'; exit 9`]) {
