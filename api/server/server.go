@@ -266,9 +266,15 @@ func (a *API) openScope(r *http.Request, holder quota.Holder) (_ *http.Request, 
 	return r.WithContext(quota.WithScope(r.Context(), scope)), func() { end(); done() }, nil
 }
 
+// maxBroken bounds the reason in a line of the log, in bytes.
+const maxBroken = 4 << 10
+
 // logBroken writes the reason why the response to a call breaks off to the log of its box.
 func (a *API) logBroken(r *http.Request, why string) {
 	if box := a.boxOf(r); box != "" {
+		if len(why) > maxBroken {
+			why = strings.ToValidUTF8(why[:maxBroken], "") + "…"
+		}
 		a.History.Log(box, "error", "system", "%s: %s", r.Pattern, why)
 	}
 }
