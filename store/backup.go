@@ -11,7 +11,6 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy/name"
-	"boxgate/store/document"
 	"boxgate/store/layout"
 	"boxgate/store/private"
 )
@@ -120,15 +119,7 @@ func prepareBackup(aside string, o RestoreOptions) (report VerifyReport, err err
 		return report, err
 	}
 	if !o.KeepAPIKeys {
-		err = db.Keys.change(func(keys document.Table) error {
-			all, err := readKeys(keys)
-			for _, k := range all {
-				if k.ID != OperatorKey {
-					err = errors.Join(err, keys.Delete(k.Hash[:]))
-				}
-			}
-			return err
-		})
+		_, err = db.Keys.deleteWhere(func(k APIKey) bool { return k.ID != OperatorKey })
 	}
 	if err := errors.Join(err, db.Keys.Rotate(0)); err != nil {
 		return report, err

@@ -289,32 +289,41 @@ func (db Keys) SetQuotas(id string, quotas map[string]int64, model llm.Limit) (l
 	return latest, err
 }
 
-// Delete deletes the key of that ID, which stops working immediately, including values within their grace. The
-// error is [ErrNotFound] if the key does not exist. The operator's key cannot be deleted, only replaced.
+// Delete deletes the key of that ID, which stops working immediately, including values within their grace. Its own limits
+// stay for its boxes and URLs ([Keys.Revoked]). The error is [ErrNotFound] if the key does not exist. The operator's key
+// cannot be deleted, only replaced.
 func (db Keys) Delete(id string) error {
 	if id == OperatorKey {
 		return fmt.Errorf("the operator's API key: %w", ErrNotFound)
 	}
-	return db.deleteWhere(func(k APIKey) bool { return k.ID == id })
+	n, err := db.deleteWhere(func(k APIKey) bool { return k.ID == id })
+	if err == nil && n == 0 {
+		err = fmt.Errorf("API key: %w", ErrNotFound)
+	}
+	return err
 }
 
-func (db Keys) deleteWhere(which func(APIKey) bool) error {
-	return db.change(func(keys document.Table) error {
+// deleteWhere deletes keys, and returns how many. Their own limits stay in the store ([Keys.Revoked]).
+func (db Keys) deleteWhere(which func(APIKey) bool) (deleted int, err error) {
+	err = db.update(func(tx *transaction) error {
+		keys, err := tx.table(layout.APIKeys)
+		if err != nil {
+			return err
+		}
 		all, err := readKeys(keys)
 		if err != nil {
 			return err
 		}
 		found := slices.DeleteFunc(all, func(k APIKey) bool { return !which(k) })
-		if len(found) == 0 {
-			return fmt.Errorf("API key: %w", ErrNotFound)
-		}
 		for _, k := range found {
 			if err := keys.Delete(k.Hash[:]); err != nil {
 				return err
 			}
 		}
-		return nil
+		deleted = len(found)
+		return keepLimits(tx, found, time.Now().UTC())
 	})
+	return deleted, err
 }
 
 // NoteUse records in memory that a key was used now, to the minute. [Keys.SaveUses] stores it.

@@ -195,7 +195,7 @@ func TestAPIKeyIsMadeOnce(t *testing.T) {
 	if err != nil || len(keys) != 1 {
 		t.Fatal(keys, err)
 	}
-	if err := db.Keys.deleteWhere(func(k APIKey) bool { return k.Hash == keys[0].Hash }); err != nil || db.Keys.Check(key) {
+	if _, err := db.Keys.deleteWhere(func(k APIKey) bool { return k.Hash == keys[0].Hash }); err != nil || db.Keys.Check(key) {
 		t.Errorf("the deleted key still opens (%v)", err)
 	}
 }

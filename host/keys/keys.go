@@ -63,7 +63,8 @@ type Service struct {
 	models  Models
 	changed func()
 
-	settingQuotas sync.Mutex // serialises read-modify-write of quotas
+	settingQuotas sync.Mutex      // serialises read-modify-write of quotas
+	revoked       map[string]bool // IDs of revoked keys whose quotas the book has; guarded by settingQuotas
 }
 
 // New returns the service, and loads the quotas of API keys into the book.
@@ -81,7 +82,30 @@ func (k *Service) loadQuotas() error {
 	for _, found := range all {
 		k.quotas.Set(CallerOf(found).Holder(), quotas.LimitsFromMap(found.Quotas))
 	}
-	return err
+	return errors.Join(err, k.loadRevoked())
+}
+
+// loadRevoked loads the quotas of revoked API keys into the book, for the certificates of their public URLs, and removes the quotas of
+// those that have no URLs left.
+func (k *Service) loadRevoked() error {
+	k.settingQuotas.Lock()
+	defer k.settingQuotas.Unlock()
+	all, err := k.keys.Revoked()
+	if err != nil {
+		return err
+	}
+	loaded := map[string]bool{}
+	for _, r := range all {
+		loaded[r.ID] = true
+		k.quotas.Set(quotas.Holder{Type: quotas.APIKey, ID: r.ID}, quotas.LimitsFromMap(r.Quotas))
+	}
+	for id := range k.revoked {
+		if !loaded[id] {
+			k.quotas.Set(quotas.Holder{Type: quotas.APIKey, ID: id}, quotas.Limits{})
+		}
+	}
+	k.revoked = loaded
+	return nil
 }
 
 // usesInterval is the interval at which the last uses of API keys are stored.
@@ -218,7 +242,9 @@ func (k *Service) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, err
 		return api.Key{}, change.NotStored(k.log, "the API key could not be revoked, it still works", err)
 	}
 	k.changed()
-	k.quotas.Set(CallerOf(old).Holder(), quotas.Limits{})
+	if err := k.loadRevoked(); err != nil {
+		k.log.Error("the quotas of revoked API keys could not be read; they stay as they were", zap.Error(err))
+	}
 	k.models.RemoveKey(old.ID)
 	k.log.Info("an API key was revoked", zap.String("key", old.ID), zap.String("name", old.Name))
 	return keyView(old), nil

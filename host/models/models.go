@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 
 	"go.uber.org/zap"
@@ -35,11 +36,14 @@ type Config struct {
 // Service keeps the accounts of models of this gateway. It implements [llm.Meter]. Safe for concurrent use.
 type Service struct {
 	*budget.Book
-	boxes *state.Table
-	host  llm.Limit // of each key without a limit of its own
+	log    *zap.Logger
+	boxes  *state.Table
+	stored store.Keys
+	host   llm.Limit // of each key without a limit of its own
 
-	mu   sync.Mutex
-	keys map[string]llm.Limit // of known API keys by ID; not set: the configured one
+	mu      sync.Mutex
+	keys    map[string]llm.Limit // of known API keys by ID; not set: the configured one
+	revoked map[string]llm.Limit // of revoked API keys that had one
 }
 
 // New opens the accounts.
@@ -51,7 +55,7 @@ func New(c Config) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("prices: %w", err)
 	}
-	s := &Service{boxes: c.Boxes, host: c.Config.Quotas.Model.Limit(), keys: map[string]llm.Limit{}}
+	s := &Service{log: c.Log, boxes: c.Boxes, stored: c.Keys, host: c.Config.Quotas.Model.Limit(), keys: map[string]llm.Limit{}}
 	kept := map[string]bool{api.OperatorKey: true}
 	all, err := c.Keys.All()
 	if err != nil {
@@ -60,6 +64,9 @@ func New(c Config) (*Service, error) {
 	for _, k := range all {
 		s.SetKey(k)
 		kept[k.ID] = true
+	}
+	if s.revoked, err = s.readRevoked(); err != nil {
+		return nil, err
 	}
 	boxes, err := c.Records.All()
 	if err != nil {
@@ -98,18 +105,40 @@ func (s *Service) SetKey(k store.APIKey) {
 	s.keys[k.ID] = k.Model
 }
 
-// RemoveKey forgets the limit of a revoked API key. The configured one applies to the boxes that it has made.
+// RemoveKey revokes an API key, whose record has been deleted. Its own limit goes on applying to the boxes that it has made
+// ([store.RevokedKey]), also after a restart; without one, and for admin keys, the configured one applies.
 func (s *Service) RemoveKey(id string) {
+	revoked, err := s.readRevoked()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err != nil {
+		s.log.Error("the limits of revoked API keys could not be read; they stay as they were", zap.Error(err))
+		revoked = maps.Clone(s.revoked)
+		if own := s.keys[id]; own.Bounds() {
+			revoked[id] = own
+		}
+	}
 	delete(s.keys, id)
+	s.revoked = revoked
+}
+
+func (s *Service) readRevoked() (map[string]llm.Limit, error) {
+	all, err := s.stored.Revoked()
+	limits := map[string]llm.Limit{}
+	for _, k := range all {
+		limits[k.ID] = k.Model
+	}
+	return limits, err
 }
 
 // limitsOf returns the limits of an API key.
 func (s *Service) limitsOf(key string) []llm.Limit {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	own := s.keys[key]
+	own, known := s.keys[key]
+	if !known {
+		own = s.revoked[key]
+	}
 	if key == api.OperatorKey {
 		own = llm.Limit{Per: llm.PerTotal}
 	}

@@ -110,9 +110,61 @@ func TestScope(t *testing.T) {
 	if got, _ := r.scope("b1"); got.KeyLimits != nil {
 		t.Errorf("the limit of an admin key: %+v", got.KeyLimits)
 	}
-	r.RemoveKey(r.key.ID)
+	r.revoke(r.key)
 	if got, _ := r.scope("b1"); !slices.Equal(got.KeyLimits, []llm.Limit{ofKeys}) {
-		t.Errorf("the limit of a revoked key: %+v", got.KeyLimits)
+		t.Errorf("the limit of a revoked key without one of its own: %+v", got.KeyLimits)
+	}
+}
+
+// revoke revokes a key as [boxgate/host/keys] does.
+func (r *rig) revoke(k store.APIKey) {
+	r.t.Helper()
+	if err := r.db.Keys.Delete(k.ID); err != nil {
+		r.t.Fatal(err)
+	}
+	r.RemoveKey(k.ID)
+}
+
+// TestLimitOfARevokedKey revokes keys with limits narrower than the configured one, wider, and none. Their boxes keep that limit and its
+// use, also after a restart.
+func TestLimitOfARevokedKey(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, limits)
+	for id, own := range map[policy.BoxID]llm.Limit{
+		"narrow": {Tokens: 300, Per: llm.PerTotal}, "wide": {Tokens: 5000, Per: llm.PerDay}, "none": {Per: llm.PerTotal},
+	} {
+		_, key, err := r.db.Keys.Create(store.APIKey{Name: string(id), Role: string(api.RoleCreator), Model: own})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.SetKey(key)
+		r.add(id, key.ID, api.BoxLimits{})
+		held, err := r.Reserve(string(id), "", llm.Call{Model: "m", Max: 200})
+		if err != nil {
+			t.Fatal(err)
+		}
+		held.Settle(llm.Usage{Output: 200, Requests: 1}, "m", true)
+		r.revoke(key)
+		for range 2 {
+			want := []llm.Limit{own}
+			if !own.Bounds() {
+				want = nil
+			}
+			if got, _ := r.scope(string(id)); !slices.Equal(got.KeyLimits, want) {
+				t.Errorf("%s: %+v", id, got.KeyLimits)
+			}
+			held, err := r.Reserve(string(id), "", llm.Call{Model: "m", Max: 150})
+			if refused := err != nil; refused != (id == "narrow") {
+				t.Errorf("%s: refused %v: %v", id, refused, err)
+			}
+			if err == nil {
+				held.Settle(llm.Usage{Requests: 1}, "m", true)
+			}
+			if err := r.Close(); err != nil {
+				t.Fatal(err)
+			}
+			r.open()
+		}
 	}
 }
 
