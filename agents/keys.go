@@ -16,6 +16,9 @@ import (
 	"boxgate/rule/meter"
 )
 
+// KeyPointer is the JSON pointer of the key of the model in requests that create a box.
+const KeyPointer = "/agent_api_key"
+
 // Keys collects the header rules that carry the keys of an agent: of its model and of its MCP servers. Mistakes are added to a
 // list, without any value.
 type Keys struct {

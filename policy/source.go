@@ -38,11 +38,11 @@ func ParseSourceAddr(text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	switch {
 	case err != nil:
-		return a, fmt.Errorf("%q is not an address such as 203.0.113.7 or 2001:db8::7", text)
+		return a, fmt.Errorf("%s is not an address such as 203.0.113.7 or 2001:db8::7", name.Quote(text))
 	case a.Is4In6():
 		return a, fmt.Errorf("%q is an IPv4 address: use %q", text, a.Unmap())
 	case a.Zone() != "" || !a.IsGlobalUnicast():
-		return a, fmt.Errorf("nothing can leave the host from %q", text)
+		return a, fmt.Errorf("nothing can leave the host from %s", name.Quote(text))
 	}
 	return a, nil
 }

@@ -186,7 +186,8 @@ func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]name.Secret
 		}
 	}
 	if !agents.IsBuiltIn(b.agent()) {
-		keep("/agent_api_key", b.AgentAPIKey)
+		keep(agents.KeyPointer, b.AgentAPIKey)
+		spec.Text(p, agents.KeyPointer, b.AgentAPIKey, spec.MaxKey, false)
 	}
 	for pointer, text := range map[string]string{"/model": b.Model, "/agent": b.Agent, "/git_user_name": b.GitUserName, "/git_user_email": b.GitUserEmail} {
 		spec.Text(p, pointer, text, 256, false)
@@ -248,7 +249,7 @@ func (b *createBody) baseURL(p *problem.List) (base string, ofEnv bool) {
 func (b *createBody) agentKeys(p *problem.List, h api.Hosted) *agents.Keys {
 	keys := agents.NewKeys(p)
 	if agents.IsBuiltIn(h.Agent) {
-		keys.SetModel("/agent_api_key", h, b.AgentAPIKey)
+		keys.SetModel(agents.KeyPointer, h, b.AgentAPIKey)
 	}
 	for i, m := range b.MCPServers[:min(len(b.MCPServers), agents.MaxServers)] {
 		if len(m.Headers) > agents.MaxFields {

@@ -78,6 +78,11 @@ func (b *leasesBody) request() (api.LeaseRequest, error) {
 	case b.ExpiresIn == nil || *b.ExpiresIn < 1 || *b.ExpiresIn > mostLeaseSeconds:
 		return api.LeaseRequest{}, problem.Invalid("/expires_in", "must be between 1 and %d seconds", mostLeaseSeconds)
 	}
+	var p problem.List
+	spec.Entries(&p, "/entries", b.Entries, mostLeaseEntries)
+	if err := p.Err(); err != nil {
+		return api.LeaseRequest{}, err
+	}
 	return api.LeaseRequest{Allow: b.Action == api.ActionAllow, Entries: b.Entries, Lasts: time.Duration(*b.ExpiresIn) * time.Second}, nil
 }
 

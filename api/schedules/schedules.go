@@ -302,6 +302,7 @@ func (s *Spec) check(p *problem.List) {
 	switch s.Type {
 	case TypeExec:
 		spec.Command(p, "/command", s.Command)
+		spec.StoredCommand(p, "/command", s.Command)
 		unfit(p, "/prompt", s.Prompt != "", s.Type)
 		unfit(p, "/agent_options", s.AgentOptions != nil, s.Type)
 	case TypePrompt:
@@ -314,6 +315,9 @@ func (s *Spec) check(p *problem.List) {
 	}
 	spec.Text(p, "/prompt", s.Prompt, maxPrompt, true)
 	spec.Model(p, "/model", s.Model)
+	spec.Line(p, "/cron", s.Cron)
+	spec.Line(p, "/time_zone", s.TimeZone)
+	spec.URL(p, "/webhook_url", s.WebhookURL)
 	if len(s.WebhookHeaders) > 0 && s.WebhookURL == "" {
 		p.Add("/webhook_headers", "need a webhook_url")
 	}

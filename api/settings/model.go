@@ -96,11 +96,11 @@ func (e *Endpoints) putModel(w http.ResponseWriter, r *http.Request) (rest.Reply
 func (e *Endpoints) setKey(ctx context.Context, id policy.BoxID, h api.Hosted, key string) (api.HeaderState, error) {
 	var p problem.List
 	if !agents.IsBuiltIn(h.Agent) {
-		p.Add("/agent_api_key", "is for a box with a built-in harness; give agent too")
+		p.Add(agents.KeyPointer, "is for a box with a built-in harness; give agent too")
 		return api.HeaderState{}, p.Err()
 	}
 	keys := agents.NewKeys(&p)
-	keys.SetModel("/agent_api_key", h, key)
+	keys.SetModel(agents.KeyPointer, h, key)
 	added := keys.Rules(nil)
 	if err := p.Err(); err != nil {
 		return api.HeaderState{}, err
@@ -115,7 +115,7 @@ func (e *Endpoints) setKey(ctx context.Context, id policy.BoxID, h api.Hosted, k
 		}
 		rules := policy.MergeHeaders(now.Rules, added)
 		if n := policy.CountHosts(rules); n > policy.MaxHeaderHosts {
-			return api.HeaderState{}, problem.Invalid("/agent_api_key", "there would be header rules for %d hosts; the limit is %d", n, policy.MaxHeaderHosts)
+			return api.HeaderState{}, problem.Invalid(agents.KeyPointer, "there would be header rules for %d hosts; the limit is %d", n, policy.MaxHeaderHosts)
 		}
 		state, err := e.Headers.SetHeaders(ctx, id, rules, &now.Version)
 		if !errors.Is(err, api.ErrPrecondition) || ctx.Err() != nil {

@@ -20,14 +20,6 @@ import (
 	"boxgate/policy/name"
 )
 
-// Limits on what a box is labelled and configured with.
-const (
-	MaxLabels = 5
-	MaxSkills = 64
-	maxArgs   = 256 // of a custom harness
-	maxText   = 256 // bytes of a line of text
-)
-
 var (
 	labelPat = lazyregexp.New(`^[A-Za-z0-9._:=-]{1,20}$`)
 	envPat   = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
@@ -49,7 +41,7 @@ func Skill(p *problem.List, at, skill string) {
 }
 
 // Model checks the name of a model.
-func Model(p *problem.List, at, model string) { Text(p, at, model, maxText, false) }
+func Model(p *problem.List, at, model string) { Line(p, at, model) }
 
 // Runner checks a custom harness.
 func Runner(p *problem.List, at string, r *api.CustomRunner) {
@@ -57,14 +49,7 @@ func Runner(p *problem.List, at string, r *api.CustomRunner) {
 		p.Add(at+"/command", "is required")
 	}
 	Text(p, at+"/command", r.Command, 4095, false)
-	if len(r.Args) > maxArgs {
-		p.Add(at+"/args", "at most %d arguments", maxArgs)
-	}
-	for i, arg := range r.Args {
-		if len(arg) > api.MaxArgument || strings.ContainsRune(arg, 0) {
-			p.Add(at+"/args/"+strconv.Itoa(i), "must be at most %d bytes without NUL", api.MaxArgument)
-		}
-	}
+	StoredCommand(p, at+"/args", r.Args)
 	if r.Protocol != "" && r.Protocol != "box-sse-v1" {
 		p.Add(at+"/protocol", "must be box-sse-v1")
 	}
@@ -80,6 +65,10 @@ func VariableName(p *problem.List, at, name string) {
 // Environment checks the variables at a pointer, and returns them as secrets.
 func Environment(p *problem.List, at string, vars map[string]string) map[string]name.Secret {
 	env := make(map[string]name.Secret, len(vars))
+	if len(vars) > MaxVariables {
+		p.Add(at, "has %d variables; the limit is %d", len(vars), MaxVariables)
+		return env
+	}
 	for n, value := range vars {
 		one := at + "/" + problem.EscapeKey(n)
 		VariableName(p, one, n)

@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/agents"
 	"boxgate/api"
 	"boxgate/host/change"
 	"boxgate/host/keys"
@@ -129,7 +130,7 @@ func (s *Snapshots) inherit(ctx context.Context, req *api.CreateRequest) (origin
 	env, secrets := r.Kept()
 	maps.DeleteFunc(secrets, func(pointer string, _ name.Secret) bool {
 		return pointer == "/github_token" || // belongs to a header rule
-			pointer == "/agent_api_key" && req.Hosted.Agent != "" || strings.HasPrefix(pointer, "/mcp_servers/") && req.Hosted.MCPServers != nil
+			pointer == agents.KeyPointer && req.Hosted.Agent != "" || strings.HasPrefix(pointer, "/mcp_servers/") && req.Hosted.MCPServers != nil
 	})
 	req.Env, req.HostedSecrets = merged(env, req.Env), merged(secrets, req.HostedSecrets)
 	req.Hosted = req.Hosted.Or(hosted)

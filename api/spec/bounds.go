@@ -1,0 +1,58 @@
+package spec
+
+import (
+	"strconv"
+	"strings"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+)
+
+// Bounds of texts that are stored: each box, schedule and setting is read whole by many calls, and its text is held in memory. Documents
+// (policies, header rules) have their own bounds in package policy. TestStoredTextIsBounded tries all fields of all bodies.
+const (
+	MaxLabels    = 5
+	MaxSkills    = 64
+	MaxVariables = 4096
+	MaxKey       = 4096 // bytes of a key that is stored without a use
+
+	maxArgs    = 256       // of a command that is stored
+	maxCommand = 256 << 10 // bytes of such a command
+	maxText    = 256       // bytes of a line of text
+	maxEntry   = 1024      // bytes of an entry of a policy
+	maxURL     = 2048
+)
+
+// List checks the number of texts, the size of each, and the size of all.
+func List(p *problem.List, at string, list []string, most, each, all int) {
+	if len(list) > most {
+		p.Add(at, "has %d entries; the limit is %d", len(list), most)
+		return
+	}
+	sum := 0
+	for i, text := range list {
+		if len(text) > each || strings.ContainsRune(text, 0) {
+			p.Add(at+"/"+strconv.Itoa(i), "must be at most %d bytes without NUL", each)
+		}
+		sum += len(text)
+	}
+	if sum > all {
+		p.Add(at, "has %d bytes; the limit is %d", sum, all)
+	}
+}
+
+// StoredCommand checks a command that is stored, in addition to [Command]: the arguments of a custom harness or a schedule.
+func StoredCommand(p *problem.List, at string, args []string) {
+	List(p, at, args, maxArgs, api.MaxArgument, maxCommand)
+}
+
+// Entries checks the entries of a policy by their size alone.
+func Entries(p *problem.List, at string, entries []string, most int) {
+	List(p, at, entries, most, maxEntry, most*maxEntry)
+}
+
+// Line checks a line of text.
+func Line(p *problem.List, at, text string) { Text(p, at, text, maxText, false) }
+
+// URL checks the size of a URL, which its user parses.
+func URL(p *problem.List, at, text string) { Text(p, at, text, maxURL, false) }
