@@ -185,6 +185,9 @@ func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]name.Secret
 			secrets[pointer] = name.NewSecret(value)
 		}
 	}
+	if b.AgentAPIKey != "" && !agents.IsHostedKey(b.AgentAPIKey) && b.agent() == "" && b.CustomRunner == nil {
+		p.Add(agents.KeyPointer, "needs agent, or a model that names its provider: the key becomes a header rule for that agent's server. A snapshot's agent is given again")
+	}
 	if !agents.IsBuiltIn(b.agent()) {
 		keep(agents.KeyPointer, b.AgentAPIKey)
 		spec.Text(p, agents.KeyPointer, b.AgentAPIKey, spec.MaxKey, false)

@@ -73,7 +73,7 @@ func TestSnapshotsOutliveTheirBoxInTheAPI(t *testing.T) {
 func TestCreateFromSnapshotSaysWhatIsGiven(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	for body, status := range map[string]int{`{}`: 422, `{"snapshot_id":""}`: 422, `{"snapshot_id":"snap_0","size":"huge"}`: 422} {
+	for body, status := range map[string]int{`{}`: 422, `{"snapshot_id":""}`: 422, `{"snapshot_id":"snap_0","size":"huge"}`: 422, `{"snapshot_id":"snap_0","agent_api_key":"sk-1"}`: 422} {
 		if got := f.Call(t, "POST", "/v2/box/from-snapshot", body); got.StatusCode != status {
 			t.Errorf("%s: %s: %s", body, got.Status, got.Text)
 		}
@@ -81,6 +81,10 @@ func TestCreateFromSnapshotSaysWhatIsGiven(t *testing.T) {
 	f.Call(t, "POST", "/v2/box/from-snapshot", `{"snapshot_id":"snap_0"}`)
 	f.Call(t, "POST", "/v2/box/from-snapshot", `{"snapshot_id":"snap_0","size":"small","network_policy":{"mode":"allow-all"},"ephemeral":true,"ttl":60}`)
 	f.Call(t, "POST", "/v2/box", `{}`)
+	f.Call(t, "POST", "/v2/box/from-snapshot", `{"snapshot_id":"snap_0","agent":"claude-code","agent_api_key":"sk-1"}`)
+	if got := f.host.Created[3]; len(got.Headers) != 1 || got.Headers[0].Pattern.String() != "api.anthropic.com" || len(got.HostedSecrets) != 0 {
+		t.Errorf("the key of an agent: %+v", got)
+	}
 	for i, want := range []api.CreateRequest{{Snapshot: "snap_0"}, {Snapshot: "snap_0", Size: "small", Ephemeral: true}, {Size: "small"}} {
 		mode := policy.Mode("") // the host chooses between the snapshot's mode and the operator's default
 		if i == 1 {
