@@ -2,6 +2,7 @@ package rules
 
 import (
 	"net/http"
+	"reflect"
 
 	"boxgate/api"
 	"boxgate/api/rest"
@@ -19,6 +20,14 @@ type replayQuery struct {
 type putPolicyQuery struct {
 	DryRun bool   `json:"dry_run,omitempty" doc:"check the change and compare it with the policy in force, without making it"`
 	Since  string `json:"since,omitempty" doc:"with dry_run: a time, Unix seconds, or a duration back from now; only traffic seen at or after it" example:"24h"`
+}
+
+// setPolicyView describes the answers of setPolicy: the policy in force, or with dry_run the effect of the change.
+type setPolicyView struct{}
+
+// Forms describes the answers.
+func (setPolicyView) Forms() []reflect.Type {
+	return []reflect.Type{reflect.TypeFor[policyView](), reflect.TypeFor[spec.Replay]()}
 }
 
 // replay compares the policy in the body, which is that of a change, with the policy in force.
