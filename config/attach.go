@@ -25,8 +25,8 @@ type AttachRules []AttachRule
 type AttachRule struct {
 	// Namespace is a Kubernetes namespace; empty: all, and containers without one.
 	Namespace string `yaml:"namespace,omitempty"`
-	// Policies may be named by the annotation boxgate.dev/policy: named:NAME, resource:NAME, preset:NAME, a mode, "resource:*" for all
-	// resources of the pod's namespace, or "*" for all of these.
+	// Policies may be named by the annotation boxgate.dev/policy: named:NAME, preset:NAME, resource:NAME or a mode; "*" for all of these
+	// except resources, and "resource:*" for all resources of the pod's namespace.
 	Policies []string `yaml:"policies,omitempty"`
 	// Default is the policy of a container without the annotation, in the same forms; empty: policy.default.
 	Default string `yaml:"default,omitempty"`
@@ -56,9 +56,14 @@ func (r AttachRule) Policy(asked string) (string, error) {
 		return r.Default, nil
 	case !isAnnotatedPolicy(asked):
 		return "", fmt.Errorf("the annotation asks for the policy %.200q, which is not %s", asked, annotatedPolicies)
-	case asked == "deny-all" || slices.Contains(r.Policies, asked) || slices.Contains(r.Policies, "*"):
+	case asked == "deny-all" || slices.Contains(r.Policies, asked):
 		return asked, nil
-	case strings.HasPrefix(asked, ResourcePolicy) && slices.Contains(r.Policies, ResourcePolicy+"*"):
+	}
+	all := "*"
+	if strings.HasPrefix(asked, ResourcePolicy) { // written by others in the cluster: "*" has the operator's policies alone
+		all = ResourcePolicy + "*"
+	}
+	if slices.Contains(r.Policies, all) {
 		return asked, nil
 	}
 	return "", fmt.Errorf("the annotation asks for the policy %.200q, which the gateway's configuration does not allow here: add it to policies of a rule of attach", asked)

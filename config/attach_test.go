@@ -8,7 +8,7 @@ import (
 // A sandbox gets a policy that the first rule of its namespace allows, or an error.
 func TestPoliciesOfAttachRules(t *testing.T) {
 	t.Parallel()
-	cfg, err := Parse("f", []byte(`attach: {cni: [{namespace: team-a, policies: ["named:a"]}, {namespace: none}, {namespace: own, default: "resource:base", policies: ["resource:*"]}, {default: "named:web", policies: ["named:web", "named:git"]}]}`), nil)
+	cfg, err := Parse("f", []byte(`attach: {cni: [{namespace: team-a, policies: ["named:a"]}, {namespace: none}, {namespace: own, default: "resource:base", policies: ["resource:*"]}, {namespace: star, policies: ["*"]}, {namespace: both, policies: ["*", "resource:*"]}, {default: "named:web", policies: ["named:web", "named:git"]}]}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,6 +38,14 @@ func TestPoliciesOfAttachRules(t *testing.T) {
 		{"own", "resource:web", "resource:web", true},
 		{"own", "resource:", "", false},
 		{"own", "named:own.web", "", false},
+		{"own", "named:web", "", false},
+		{"star", "named:web", "named:web", true},
+		{"star", "preset:npm", "preset:npm", true},
+		{"star", "allow-all", "allow-all", true},
+		{"star", "resource:web", "", false}, // a configuration from before there were resources
+		{"star", "resource:*", "", false},
+		{"both", "resource:web", "resource:web", true},
+		{"both", "named:web", "named:web", true},
 	} {
 		got, err := cfg.Attach.CNI.For(c.namespace).Policy(c.asked)
 		if got != c.want || (err == nil) != c.ok {

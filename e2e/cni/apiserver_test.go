@@ -85,7 +85,7 @@ func (c *cluster) write(t *testing.T, name string, data []byte) {
 // configure has a gateway follow the cluster.
 func (c *cluster) configure(conf *config.Config) {
 	conf.Kubernetes = config.Kubernetes{Policies: true, Server: "https://" + serverAddr, TokenFile: filepath.Join(c.dir, "token"), CAFile: filepath.Join(c.dir, "ca.crt")}
-	conf.Attach.CNI = config.AttachRules{{Namespace: "listed", Policies: []string{"resource:*"}}, {Policies: []string{"*"}}}
+	conf.Attach.CNI = config.AttachRules{{Namespace: "listed", Policies: []string{"resource:*"}}, {Namespace: "starred", Policies: []string{"*"}}, {Policies: []string{"*", "resource:*"}}}
 }
 
 // start starts etcd and the API server on the host of the gateway of n, and waits until they serve.

@@ -193,6 +193,7 @@ func TestAttackBoxgatePoliciesOfTenants(t *testing.T) {
 	n.podOf("default", "resource:all").fails("add", "there is no named policy")
 	n.podOf("default", "resource:../other/all").fails("add", "")
 	n.podOf("listed", "named:other.all").fails("add", "does not allow here")
+	n.podOf("starred", "resource:web").fails("add", "does not allow here") // "*" has the operator's policies alone
 	own := n.podOf("listed", "resource:web")
 	own.must("add")
 	own.reaches("a pod of the namespace")
