@@ -19,6 +19,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/ingress/balancer"
+	"boxgate/internal/peernet"
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -54,7 +55,7 @@ func (l *listener) network(conn net.Conn) netip.Prefix {
 	if l.tls == nil && l.move == nil || l.g.Balancers.Has(conn) {
 		return netip.Prefix{}
 	}
-	return networkOf(conn.RemoteAddr())
+	return peernet.NetworkOf(conn.RemoteAddr())
 }
 
 // visitorOf returns the connection with the visitor's address, which for a connection of a load balancer is in its header. If
@@ -69,7 +70,7 @@ func (l *listener) visitorOf(conn net.Conn, h *held) net.Conn {
 		socket.Reset(conn)
 		return nil
 	}
-	network := networkOf(told.RemoteAddr())
+	network := peernet.NetworkOf(told.RemoteAddr())
 	if !l.places.acquire("", network) {
 		l.g.refusedConn(told, name.ReasonLimit, errCrowded)
 		_ = conn.Close()

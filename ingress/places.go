@@ -1,16 +1,18 @@
 package ingress
 
 import (
-	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"boxgate/internal/peernet"
 )
 
 // places limits how much visitors hold at a time, so that no box or network keeps others out. A box gets half of the places at
-// most, and a network of visitors a quarter. An IPv6 site (/48) has many networks, and gets half. As several boxes and
+// most, and a network of visitors a quarter. A customer with IPv6 has many networks ([peernet]): a /56 gets three eighths, a /48 half. As several boxes and
 // networks could still take everything, the last quarter is for holders of few places: the number they may hold sinks with
 // each place taken, and a holder without any always gets one.
 type places struct {
@@ -24,22 +26,24 @@ type places struct {
 
 // In the last quarter, a network, site or box gets another place only if its places, including the new one, times this factor
 // are no more than the remaining places.
-const (
-	scarceNetwork = 16
-	scarceSite    = 4
-	scarceBox     = 2
-)
+const scarceBox = 2
+
+var scarceNetworks = [peernet.Levels]int{16, 8, 4}
 
 // acquire takes a place for a box and a network of visitors, and reports whether there was one. A zero box or network is not
 // counted.
 func (p *places) acquire(box string, peer netip.Prefix) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	site := siteOf(peer)
+	networks := peernet.All(peer)
 	left := p.most - p.taken - 1
-	if left < 0 || !p.room(p.boxes[box], p.half(), scarceBox, left) || !p.room(p.peers[peer], p.quarter(), scarceNetwork, left) ||
-		!p.room(p.peers[site], p.half(), scarceSite, left) {
+	if left < 0 || !p.room(p.boxes[box], p.half(), scarceBox, left) {
 		return false
+	}
+	for i, network := range networks {
+		if !p.room(p.peers[network], p.mostOf(i), scarceNetworks[i], left) { // the zero network has no places
+			return false
+		}
 	}
 	if p.peers == nil {
 		p.peers = map[netip.Prefix]int{}
@@ -51,7 +55,7 @@ func (p *places) acquire(box string, peer netip.Prefix) bool {
 	if box != "" {
 		p.boxes[box]++
 	}
-	for _, network := range []netip.Prefix{peer, site} {
+	for _, network := range networks {
 		if network.IsValid() {
 			p.peers[network]++
 		}
@@ -78,9 +82,11 @@ func (p *places) name(box string) bool {
 	return true
 }
 
-// half is the limit of a box and of a site; quarter is the limit of a network.
-func (p *places) half() int    { return max(1, p.most/2) }
-func (p *places) quarter() int { return max(1, p.most/4) }
+// half is the limit of a box.
+func (p *places) half() int { return max(1, p.most/2) }
+
+// mostOf is the limit of a network of a level: a quarter, three eighths, half.
+func (p *places) mostOf(level int) int { return max(1, p.most*(2+level)/8) }
 
 // scarce reports whether less than a quarter of the places is left.
 func (p *places) scarce() bool {
@@ -93,7 +99,9 @@ func (p *places) scarce() bool {
 func (p *places) weight(box string, peer netip.Prefix) (most, network float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	network = max(float64(p.peers[peer])/float64(p.quarter()), float64(p.peers[siteOf(peer)])/float64(p.half()))
+	for i, n := range peernet.All(peer) {
+		network = max(network, float64(p.peers[n])/float64(p.mostOf(i)))
+	}
 	return max(float64(p.boxes[box])/float64(p.half()), network), network
 }
 
@@ -105,36 +113,11 @@ func (p *places) release(box string, peer netip.Prefix) {
 	if p.boxes[box]--; p.boxes[box] <= 0 {
 		delete(p.boxes, box)
 	}
-	for _, network := range []netip.Prefix{peer, siteOf(peer)} {
+	for _, network := range peernet.All(peer) {
 		if p.peers[network]--; p.peers[network] <= 0 {
 			delete(p.peers, network)
 		}
 	}
-}
-
-// siteOf returns the /48 of an IPv6 network, the most that one customer of a provider gets (RFC 6177). It returns the zero
-// Prefix for IPv4.
-func siteOf(network netip.Prefix) netip.Prefix {
-	if !network.Addr().Is6() || network.Bits() < 48 {
-		return netip.Prefix{}
-	}
-	site, _ := network.Addr().Prefix(48) // zero for an invalid address
-	return site
-}
-
-// networkOf returns the network that counts as one visitor: an IPv4 address, or the /64 of an IPv6 address.
-func networkOf(at net.Addr) netip.Prefix {
-	tcp, ok := at.(*net.TCPAddr)
-	if !ok {
-		return netip.Prefix{}
-	}
-	a := tcp.AddrPort().Addr().Unmap().WithZone("")
-	bits := a.BitLen()
-	if a.Is6() {
-		bits = 64
-	}
-	network, _ := a.Prefix(bits) // zero for an invalid address
-	return network
 }
 
 // talliesMost is the limit of tallies. Visitors choose the keys, as IPv6 addresses are plenty: beyond the limit, each new
@@ -159,12 +142,12 @@ type pair struct {
 	elsewhere bool // counts only requests that other origins make browsers send
 }
 
-// siteShare is the limit of an IPv6 site, in limits of one network. A site has up to 65,536 networks.
-const siteShare = 4
+// shares are the limits of the networks around a network, in limits of that network. A /48 has up to 65,536 networks.
+var shares = [peernet.Levels]int{1, 2, 4}
 
 // tally counts the requests and wrong credentials of a network at a URL. A nil tally has no limits.
 type tally struct {
-	site     *tally // of the IPv6 site of the network, which counts the same events; nil without one
+	site     *tally // of the network around it, which counts the same events; nil without one
 	requests *rate.Limiter
 	most     int // failures in a window
 	window   time.Duration
@@ -191,9 +174,17 @@ func (t *tallies) find(p pair) *tally {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	made := t.findLocked(p, 1)
-	if site := siteOf(p.network); made.site == nil && site.IsValid() {
-		made.site = t.findLocked(pair{p.url, site, p.elsewhere}, siteShare)
+	var made *tally
+	networks := peernet.All(p.network)
+	for i, network := range slices.Backward(networks[:]) {
+		if !network.IsValid() {
+			continue
+		}
+		one := t.findLocked(pair{p.url, network, p.elsewhere}, shares[i])
+		if one.site == nil && made != nil { // new, and not used yet
+			one.site = made
+		}
+		made = one
 	}
 	return made
 }

@@ -163,29 +163,33 @@ func TestOneURLDoesNotTakeAllConnections(t *testing.T) {
 	}
 }
 
-// A visitor with a /48 connects from many networks. Together they get half, and others are served.
+// A visitor with a /48 or a /56 connects from many networks. Together they get half or three eighths, and others are served.
 func TestOneSiteDoesNotTakeAll(t *testing.T) {
 	t.Parallel()
-	p := places{most: 16}
-	network := func(i int) netip.Prefix { return netip.MustParsePrefix(fmt.Sprintf("2001:db8:1:%x::/64", i)) }
-	for i := range 8 {
-		if !p.acquire("", network(i)) {
-			t.Fatalf("network %d had no place", i)
+	for bits, most := range map[int]int{48: 8, 56: 6} {
+		p := places{most: 16}
+		network := func(i int) netip.Prefix {
+			return netip.MustParsePrefix(fmt.Sprintf("2001:db8:1:%x::/64", i<<(56-bits)))
 		}
-	}
-	if p.acquire("", network(8)) {
-		t.Error("a site has more than half")
-	}
-	for _, other := range []string{"2001:db8:2::/64", "192.0.2.1/32", "192.0.2.2/32"} {
-		if !p.acquire("", netip.MustParsePrefix(other)) {
-			t.Errorf("%s has no place", other)
+		for i := range most {
+			if !p.acquire("", network(i)) {
+				t.Fatalf("/%d: network %d had no place", bits, i)
+			}
 		}
-	}
-	for i := range 8 {
-		p.release("", network(i))
-	}
-	if !p.acquire("", network(9)) || len(p.peers) != 6 {
-		t.Errorf("the places were not given back: %v", p.peers)
+		if p.acquire("", network(most)) {
+			t.Errorf("a /%d has more than %d", bits, most)
+		}
+		for _, other := range []string{"2001:db8:2::/64", "192.0.2.1/32", "192.0.2.2/32"} {
+			if !p.acquire("", netip.MustParsePrefix(other)) {
+				t.Errorf("%s has no place", other)
+			}
+		}
+		for i := range most {
+			p.release("", network(i))
+		}
+		if !p.acquire("", network(9)) || len(p.peers) != 8 {
+			t.Errorf("the places were not given back: %v", p.peers)
+		}
 	}
 }
 
@@ -265,18 +269,6 @@ func TestTheLastPlacesAreForNewcomers(t *testing.T) {
 	for i := range left {
 		if !p.acquire("", network(1000+i)) {
 			t.Fatalf("newcomer %d found no place", i)
-		}
-	}
-}
-
-// TestNetworks: an address in one notation is the same in another, and a /64 is one visitor.
-func TestNetworks(t *testing.T) {
-	t.Parallel()
-	for at, want := range map[string]string{
-		"192.0.2.1": "192.0.2.1/32", "::ffff:192.0.2.1": "192.0.2.1/32", "2001:db8::1": "2001:db8::/64", "2001:db8::ffff:0:0:1": "2001:db8::/64",
-	} {
-		if got := networkOf(&net.TCPAddr{IP: net.ParseIP(at)}); got.String() != want {
-			t.Errorf("%s: %v", at, got)
 		}
 	}
 }
@@ -496,16 +488,18 @@ func TestAttackNetworksOfOneSite(t *testing.T) {
 		"forms": func(y *tally) bool { return y.attempt(at) == 0 },
 	} {
 		all := tallies{refill: 1e-9, burst: 2, failures: 2, window: time.Minute}
-		passed := 0
-		for n := range 100 {
-			for range 3 {
-				if once(all.of("url", network(1, n))) {
-					passed++
+		for _, step := range []int{1, 256} { // networks of a /56, then of its /48
+			passed := 0
+			for n := range 100 {
+				for range 3 {
+					if once(all.of("url", network(1, n*step))) {
+						passed++
+					}
 				}
 			}
-		}
-		if passed != 2*siteShare {
-			t.Errorf("%s: %d of one site", what, passed)
+			if want := 2 * shares[1]; passed != want { // the /56 has half of the /48
+				t.Errorf("%s: %d of one site, want %d", what, passed, want)
+			}
 		}
 		if !once(all.of("url", network(2, 0))) || !once(all.of("other", network(1, 0))) || !once(all.of("url", netip.MustParsePrefix("192.0.2.1/32"))) {
 			t.Errorf("%s: another site, URL or address has none", what)

@@ -18,12 +18,14 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"boxgate/internal/peernet"
 	"boxgate/internal/socket"
 )
 
 // Listener limits the connections that have not presented an API key. A connection above the limit evicts the oldest
-// connection of the peer that has the most, so a peer that opens many closes its own, and clients with a key get in. A
-// connection that has presented a key is counted by [Keyed] instead.
+// connection of the peer that has the most, so a peer that opens many closes its own, and clients with a key get in. The
+// networks that one IPv6 customer can have ([peernet]) count as peers as well, a /56 for half of its connections, a /48 for a
+// quarter. A connection that has presented a key is counted by [Keyed] instead.
 type Listener struct {
 	net.Listener
 	// Keyed counts the connections that presented a key; nil: they are not counted. Set it before the first Accept.
@@ -34,13 +36,14 @@ type Listener struct {
 	open atomic.Int64 // open connections, with and without a key
 
 	mu     sync.Mutex
-	byPeer map[string][]*conn // by peer, oldest first
+	byPeer map[string][]*conn   // by peer, oldest first
+	wider  map[netip.Prefix]int // connections of the /56 and /48 networks of IPv6 peers
 	n      int
 }
 
 // New returns a Listener that allows up to most connections without a key.
 func New(ln net.Listener, most int) *Listener {
-	return &Listener{Listener: ln, most: most, byPeer: map[string][]*conn{}}
+	return &Listener{Listener: ln, most: most, byPeer: map[string][]*conn{}, wider: map[netip.Prefix]int{}}
 }
 
 // conn is one connection, counted until it is closed or has presented a key. It has no NetConn method, so that its server
@@ -49,6 +52,7 @@ type conn struct {
 	net.Conn
 	listener *Listener
 	peer     string
+	networks [peernet.Levels]netip.Prefix // of an IPv6 peer elsewhere; otherwise zero
 	closed   atomic.Bool
 	keyed    keyed
 
@@ -66,7 +70,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{Conn: accepted, listener: l, peer: peerOf(accepted)}
+	c := &conn{Conn: accepted, listener: l}
+	c.peer, c.networks = peerOf(accepted)
 	l.open.Add(1)
 	if evicted := l.add(c); evicted != nil {
 		_ = evicted.Conn.Close() // its server notices, and calls Close
@@ -79,16 +84,41 @@ func (l *Listener) add(c *conn) (evicted *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.byPeer[c.peer] = append(l.byPeer[c.peer], c)
+	l.widenLocked(c, 1)
 	if l.n++; l.n <= l.most {
 		return nil
 	}
-	for _, conns := range l.byPeer {
-		if evicted == nil || len(conns) > len(l.byPeer[evicted.peer]) {
-			evicted = conns[0]
-		}
-	}
+	evicted = l.oldestLocked()
 	l.removeLocked(evicted)
 	return evicted
+}
+
+// oldestLocked returns the oldest connection of the peer with the most, counting networks. In a network that has the most, that is the
+// peer with the most there.
+func (l *Listener) oldestLocked() *conn {
+	var most, level int // level of the network that has the most; 0: the peer itself
+	var first *conn
+	for _, conns := range l.byPeer {
+		for i, network := range conns[0].networks {
+			n := len(conns)
+			if i > 0 {
+				n = l.wider[network] // 0 for no network
+			}
+			if n <<= peernet.Levels - 1 - i; n > most {
+				most, first, level = n, conns[0], i
+			}
+		}
+	}
+	if level == 0 {
+		return first
+	}
+	network, n := first.networks[level], 0
+	for _, conns := range l.byPeer {
+		if conns[0].networks[level] == network && len(conns) > n {
+			first, n = conns[0], len(conns)
+		}
+	}
+	return first
 }
 
 func (l *Listener) remove(c *conn) {
@@ -104,8 +134,21 @@ func (l *Listener) removeLocked(c *conn) {
 		return
 	}
 	l.n--
+	l.widenLocked(c, -1)
 	if l.byPeer[c.peer] = slices.Delete(conns, i, i+1); len(l.byPeer[c.peer]) == 0 {
 		delete(l.byPeer, c.peer)
+	}
+}
+
+// widenLocked counts a connection for the wider networks of its peer.
+func (l *Listener) widenLocked(c *conn, by int) {
+	for _, network := range c.networks[1:] {
+		if !network.IsValid() {
+			return
+		}
+		if l.wider[network] += by; l.wider[network] == 0 {
+			delete(l.wider, network)
+		}
 	}
 }
 
@@ -167,13 +210,13 @@ func UserOf(ctx context.Context) string {
 // userPrefix begins what identifies a user of this host.
 const userPrefix = "user "
 
-// peerOf identifies the peer of a connection: the user on this host, or else the address, as a /64 network for IPv6. It
-// runs for every connection before the next is accepted, so it must be cheap.
-func peerOf(c net.Conn) string {
+// peerOf identifies the peer of a connection: the user on this host, or else the network of its address, with the networks around
+// it. It runs for every connection before the next is accepted, so it must be cheap.
+func peerOf(c net.Conn) (peer string, networks [peernet.Levels]netip.Prefix) {
 	switch c := c.(type) {
 	case *net.UnixConn:
 		if peer, err := credentialsOf(c); err == nil {
-			return userPrefix + strconv.Itoa(peer.UID)
+			return userPrefix + strconv.Itoa(peer.UID), networks
 		}
 	case *net.TCPConn:
 		remote, ok := c.RemoteAddr().(*net.TCPAddr)
@@ -181,18 +224,13 @@ func peerOf(c net.Conn) string {
 		if !ok || !okLocal {
 			break
 		}
-		a := remote.AddrPort().Addr().Unmap()
 		if uid, here := socketUser(remote.AddrPort(), local.AddrPort()); here {
-			return userPrefix + strconv.FormatUint(uint64(uid), 10)
+			return userPrefix + strconv.FormatUint(uint64(uid), 10), networks
 		}
-		if a.Is6() {
-			if network, err := a.WithZone("").Prefix(64); err == nil {
-				return network.String()
-			}
-		}
-		return a.String()
+		network := peernet.Network(remote.AddrPort().Addr())
+		return network.String(), peernet.All(network)
 	}
-	return "unknown"
+	return "unknown", networks
 }
 
 // socketUser returns the owner of the other end of a TCP connection, if that is on this host and still open. It asks the

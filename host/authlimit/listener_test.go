@@ -1,12 +1,16 @@
 package authlimit
 
 import (
+	"fmt"
 	"net"
+	"net/netip"
+	"slices"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/internal/peernet"
 	"boxgate/internal/socket"
 )
 
@@ -48,6 +52,53 @@ func TestStrangersShareByPeer(t *testing.T) {
 	}
 	if s.n != 0 || len(s.byPeer) != 0 {
 		t.Errorf("%d are counted after all have gone", s.n)
+	}
+}
+
+// TestAttackStrangerWithManyNetworks: a stranger with a /56 or /48 connects from another /64 each time, as its provider lets it. It closes
+// its own connections, and those of others stay.
+func TestAttackStrangerWithManyNetworks(t *testing.T) {
+	t.Parallel()
+	for name, attacker := range map[string]func(i int) string{
+		"a /56": func(i int) string { return fmt.Sprintf("2001:db8:1:2%02x::1", i%256) },
+		"a /48": func(i int) string { return fmt.Sprintf("2001:db8:1:%x::1", i*257%65536) },
+		"a /64": func(i int) string { return fmt.Sprintf("2001:db8:1:2::%x", i+1) },
+	} {
+		s := New(nil, 32)
+		left := map[*conn]bool{}
+		come := func(address string) *conn {
+			c, other := net.Pipe()
+			t.Cleanup(func() { c.Close(); other.Close() })
+			network := peernet.Network(netip.MustParseAddr(address))
+			v := &conn{Conn: c, listener: s, peer: network.String(), networks: peernet.All(network)}
+			if out := s.add(v); out != nil {
+				left[out] = true
+			}
+			return v
+		}
+		var others []*conn
+		for _, address := range []string{"192.0.2.1", "192.0.2.1", "198.51.100.7", "2001:db8:2:1::1", "2001:db8:2:2::1", "2001:db8:3::1"} {
+			others = append(others, come(address))
+		}
+		for i := range 500 {
+			come(attacker(i))
+		}
+		for i, c := range others {
+			if left[c] {
+				t.Errorf("a stranger with %s evicts connection %d of another", name, i)
+			}
+		}
+		if s.n != 32 {
+			t.Errorf("%d connections are counted", s.n)
+		}
+		for _, conns := range s.byPeer {
+			for _, c := range slices.Clone(conns) {
+				s.remove(c)
+			}
+		}
+		if s.n != 0 || len(s.byPeer) != 0 || len(s.wider) != 0 {
+			t.Errorf("left: %d connections, %d peers, %d networks", s.n, len(s.byPeer), len(s.wider))
+		}
 	}
 }
 

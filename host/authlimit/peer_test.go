@@ -36,14 +36,14 @@ func TestPeersOnThisHostAreToldByUser(t *testing.T) {
 	nightly.Root(t)
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		client, server := pair(t, "tcp", address)
-		if got := peerOf(server); got != "user 0" {
+		if got, _ := peerOf(server); got != "user 0" {
 			t.Errorf("root at %s is %q", address, got)
 		}
 		client.Close()
-		if got := peerOf(server); got == "user 0" {
+		if got, _ := peerOf(server); got == "user 0" {
 			t.Errorf("at %s, one who has gone is %q", address, got)
 		}
-		if got := peerOf(asAnother(t, address)); got != "user 4711" {
+		if got, _ := peerOf(asAnother(t, address)); got != "user 4711" {
 			t.Errorf("another user at %s is %q", address, got)
 		}
 	}

@@ -99,7 +99,7 @@ ingress/balancer:
 ingress/h2c: relay/h1 relay/h2/upstream relay/pool
 remote: policy certs internal/required internal/socket proxy/recovery
 kube: policy policy/dialect policy/document internal/nightly internal/required internal/lazyregexp
-ingress: policy audit internal/openid internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
+ingress: policy audit internal/openid internal/peernet internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault internal/lazyregexp
 launcher/boxfs: policy launcher/boxfs/worker
 launcher/boxfs/worker: launcher/files launcher/rootfs
@@ -201,6 +201,7 @@ internal/handshake:
 internal/openid: policy
 internal/required:
 internal/lru:
+internal/peernet:
 internal/lazyregexp:
 internal/memory:
 internal/ratelimit:
@@ -228,7 +229,7 @@ host/webhook: policy internal/socket
 host/handover: policy
 host/handover/handovertest: policy host/handover
 host/approvals: policy api api/change audit boundary host/change host/state internal/fault internal/ratelimit internal/required store
-host/authlimit: internal/socket quota
+host/authlimit: internal/socket internal/peernet quota
 host/keys: policy api host/change host/snapshots host/state internal/required launcher quota secrets secrets/identity store llm
 host/lease: internal/fault store
 host/listen: config dns firewall firewall/network host/netns host/handover host/nslock host/systemd proxy selftest
@@ -248,7 +249,7 @@ host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
 host: ui ui/session policy policy/dialect api api/access api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote kube api/harness
 ui: policy audit api api/access api/apitest api/server api/stream policy/authority ui/preview api/spec observe/replay
-ui/session: policy quota api api/access internal/openid
+ui/session: policy quota api api/access internal/openid internal/peernet
 ui/pages: policy policy/authority rule/kinds audit quota api api/rest api/spec ui/preview
 ui/preview: policy audit api api/spec observe observe/lint observe/replay policy/authority policy/learn
 internal/lab: config api launcher internal/testnet

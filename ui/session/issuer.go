@@ -20,6 +20,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/internal/openid"
+	"boxgate/internal/peernet"
 )
 
 // Issuer signs people in with their accounts at an identity provider (OpenID Connect). Their groups there give them a role.
@@ -85,17 +86,18 @@ const (
 	mostOfAddress = 4
 )
 
-// networkOf returns the text that an address is counted as: an IPv4 address, or an IPv6 network of the size that one customer has.
-func networkOf(address string) string {
+// networksOf returns the texts that an address counts for: an IPv4 address, or the networks that an IPv6 customer can have.
+func networksOf(address string) (texts []string) {
 	a, err := netip.ParseAddr(address)
-	if err != nil || a.Unmap().Is4() {
-		return address
-	}
-	network, err := a.WithZone("").Prefix(64)
 	if err != nil {
-		return address
+		return []string{address}
 	}
-	return network.String()
+	for _, network := range peernet.All(peernet.Network(a)) {
+		if network.IsValid() {
+			texts = append(texts, network.String())
+		}
+	}
+	return texts
 }
 
 // returns counts the returns from the provider that are being completed, by address. The zero value is empty.
@@ -105,27 +107,36 @@ type returns struct {
 	from map[string]int
 }
 
-// begin counts one more, and reports false if there are too many.
-func (c *returns) begin(address string) bool {
+// begin counts one more for each network of an address, and reports false if there are too many. A wider network may have more.
+func (c *returns) begin(networks []string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.n >= mostReturns || c.from[address] >= mostOfAddress {
+	if c.n >= mostReturns {
 		return false
+	}
+	for i, network := range networks {
+		if c.from[network] >= mostOfAddress*(2+i)/2 {
+			return false
+		}
 	}
 	if c.from == nil {
 		c.from = map[string]int{}
 	}
 	c.n++
-	c.from[address]++
+	for _, network := range networks {
+		c.from[network]++
+	}
 	return true
 }
 
-func (c *returns) end(address string) {
+func (c *returns) end(networks []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.n--
-	if c.from[address]--; c.from[address] == 0 {
-		delete(c.from, address)
+	for _, network := range networks {
+		if c.from[network]--; c.from[network] == 0 {
+			delete(c.from, network)
+		}
 	}
 }
 
@@ -212,7 +223,7 @@ func (s *Store) fromIssuer(w http.ResponseWriter, r *http.Request) {
 	p, status := Page{Next: next}, http.StatusForbidden
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	expires := s.expiryOf(query.Get("state"), flow)
-	address := networkOf(remoteOf(r))
+	networks := networksOf(remoteOf(r))
 	switch {
 	case err != nil || expires == 0:
 		p.Problem = staleFlow
@@ -220,11 +231,11 @@ func (s *Store) fromIssuer(w http.ResponseWriter, r *http.Request) {
 		p.Problem = issuerRefused
 	case !s.states.First([]byte(query.Get("state")), expires, s.options.Now().Unix()):
 		p.Problem = staleFlow
-	case !s.returns.begin(address):
+	case !s.returns.begin(networks):
 		p.Problem, status = issuerBusy, http.StatusServiceUnavailable
 	default:
 		e, err := s.personAt(r, query.Get("code"), flow)
-		s.returns.end(address)
+		s.returns.end(networks)
 		dropCookie(w, flowCookie)
 		if err == nil {
 			s.finish(w, r, "GET "+CallbackPath, e, p)

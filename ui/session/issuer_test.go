@@ -2,8 +2,10 @@ package session
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/cookiejar"
@@ -232,21 +234,21 @@ func TestReturnsAreBounded(t *testing.T) {
 	t.Parallel()
 	var c returns
 	for range mostOfAddress {
-		if !c.begin("192.0.2.1") {
+		if !c.begin([]string{"192.0.2.1"}) {
 			t.Fatal("refused")
 		}
 	}
-	if c.begin("192.0.2.1") || !c.begin("192.0.2.2") {
+	if c.begin([]string{"192.0.2.1"}) || !c.begin([]string{"192.0.2.2"}) {
 		t.Error("an address takes more than its own, or others are refused")
 	}
-	c.end("192.0.2.1")
-	if !c.begin("192.0.2.1") {
+	c.end([]string{"192.0.2.1"})
+	if !c.begin([]string{"192.0.2.1"}) {
 		t.Error("an address is refused although it has completed one")
 	}
 	for i := range 2 * mostReturns {
-		c.begin(string(rune('a' + i)))
+		c.begin([]string{string(rune('a' + i))})
 	}
-	if c.n != mostReturns || c.begin("192.0.2.3") {
+	if c.n != mostReturns || c.begin([]string{"192.0.2.3"}) {
 		t.Errorf("%d at a time", c.n)
 	}
 }
@@ -269,14 +271,33 @@ func TestSignInAtAProviderKeepsTheSession(t *testing.T) {
 	}
 }
 
-func TestNetworkOf(t *testing.T) {
+// TestReturnsOfNetworks begins returns from many networks of one customer, who gets half of the places at most.
+func TestReturnsOfNetworks(t *testing.T) {
 	t.Parallel()
-	for address, want := range map[string]string{
-		"192.0.2.1": "192.0.2.1", "::ffff:192.0.2.1": "::ffff:192.0.2.1", "2001:db8::1:2": "2001:db8::/64", "2001:db8:0:0:ffff::": "2001:db8::/64",
-		"fe80::1%eth0": "fe80::/64", "unknown": "unknown",
+	for name, of := range map[string]func(i int) string{
+		"192.0.2.1": func(int) string { return "192.0.2.1" }, "no address": func(int) string { return "unknown" },
+		"/64": func(i int) string { return fmt.Sprintf("2001:db8::%x", i) }, "/56": func(i int) string { return fmt.Sprintf("2001:db8:0:%x::1", i) },
+		"/48": func(i int) string { return fmt.Sprintf("2001:db8:0:%x00::1", i) },
 	} {
-		if got := networkOf(address); got != want {
-			t.Errorf("%s: %s, want %s", address, got, want)
+		var c returns
+		var begun [][]string
+		for i := range mostReturns {
+			if networks := networksOf(of(i)); c.begin(networks) {
+				begun = append(begun, networks)
+			}
+		}
+		want := map[string]int{"/56": 6, "/48": 8}[name]
+		if len(begun) != cmp.Or(want, mostOfAddress) {
+			t.Errorf("%s begins %d", name, len(begun))
+		}
+		if !c.begin(networksOf("198.51.100.1")) {
+			t.Errorf("%s leaves no place", name)
+		}
+		for _, networks := range append(begun, networksOf("198.51.100.1")) {
+			c.end(networks)
+		}
+		if c.n != 0 || len(c.from) != 0 {
+			t.Errorf("%s: %d are left", name, c.n)
 		}
 	}
 }

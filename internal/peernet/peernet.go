@@ -1,0 +1,52 @@
+// Package peernet groups the addresses of clients by the networks that one customer of a provider can have, so that listeners share
+// what strangers may hold among customers instead of addresses.
+//
+// An IPv6 customer has a /64 at least, often a /56, and a /48 at most (RFC 6177): 65,536 networks of the smallest size. So each
+// address counts for all three, and a wider network may hold more than a narrow one, since it may also be a provider with many
+// customers.
+package peernet
+
+import (
+	"net"
+	"net/netip"
+)
+
+// Levels is the number of networks that an IPv6 address counts for.
+const Levels = 3
+
+// bits are the sizes of the networks of an IPv6 address, the narrowest first.
+var bits = [Levels]int{64, 56, 48}
+
+// Network returns the narrowest network that an address counts for: an IPv4 address itself, or the /64 of an IPv6 address. It is the zero
+// Prefix for an invalid address.
+func Network(a netip.Addr) netip.Prefix {
+	a = a.Unmap().WithZone("")
+	size := a.BitLen()
+	if a.Is6() {
+		size = bits[0]
+	}
+	network, _ := a.Prefix(size) // zero for an invalid address
+	return network
+}
+
+// NetworkOf is [Network] for the address of a TCP client.
+func NetworkOf(at net.Addr) netip.Prefix {
+	tcp, ok := at.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	return Network(tcp.AddrPort().Addr())
+}
+
+// All returns the networks that a network of [Network] counts for, itself first. Those of an IPv4 address, of a single IPv6 address, and
+// of the zero Prefix are zero except for the first.
+func All(network netip.Prefix) (all [Levels]netip.Prefix) {
+	all[0] = network
+	if !network.Addr().Is6() || network.Bits() != bits[0] {
+		return all
+	}
+	for i, size := range bits {
+		all[i], _ = network.Addr().Prefix(size)
+	}
+	return all
+}
