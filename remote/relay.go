@@ -5,7 +5,9 @@ import (
 	"context"
 	"crypto/tls"
 	"io"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,11 +28,15 @@ const (
 	// sending then.
 	stuckTime = 5 * time.Minute
 	quietTime = time.Minute
+	// sweepTime is the interval of sweeps. The timer of a token stands still while the host is suspended, and does not follow a clock
+	// that is set.
+	sweepTime = time.Second
 )
 
 // relays are the connections with a token, by box.
 type relays struct {
 	cfg Config
+	now func() time.Time // of the wall clock
 
 	mu      sync.Mutex
 	n       int
@@ -56,7 +62,7 @@ type relay struct {
 	ctx     context.Context
 	stop    context.CancelFunc
 	expires time.Time    // end of the token
-	expiry  *time.Timer  // fires then, unless the host is suspended or its clock is set: see sweep
+	expiry  *time.Timer  // fires then, unless the host is suspended or its clock is set: see hasExpired
 	writing atomic.Int64 // when the write to the client in progress began, in Unix seconds; 0: there is no write
 	ended   atomic.Bool  // the proxy sends no more
 }
@@ -92,6 +98,9 @@ func (r *relay) leave() {
 	if _, open := r.account.open[r]; open {
 		delete(r.account.open, r)
 		s.n--
+	}
+	if unused := r.account.in.Load()+r.account.out.Load() == 0; unused && len(r.account.open) == 0 && s.boxes[r.box.ID] == r.account {
+		delete(s.boxes, r.box.ID) // its box may have been deleted before the connection entered
 	}
 }
 
@@ -151,6 +160,9 @@ func (r *relay) move(to io.Writer, from io.Reader, count *atomic.Uint64, limiter
 	for {
 		n, err := from.Read(buf)
 		if n > 0 {
+			if r.hasExpired(r.relays.now()) {
+				return false
+			}
 			count.Add(uint64(n))
 			if r.await(limiter, r.box.Limits.Of(limit, all), n) != nil {
 				return false
@@ -167,6 +179,10 @@ func (r *relay) move(to io.Writer, from io.Reader, count *atomic.Uint64, limiter
 		}
 	}
 }
+
+// hasExpired reports whether the token has expired by the wall clock. Each read asks, so that nothing passes after a suspension or a step
+// of the clock, even before the next sweep.
+func (r *relay) hasExpired(now time.Time) bool { return !now.Before(r.expires) }
 
 // await waits until n bytes may pass at most bytes a second.
 func (r *relay) await(limiter *rate.Limiter, most int64, n int) error {
@@ -206,14 +222,14 @@ func (r *relay) isStuck(now time.Time) bool {
 func (s *relays) sweepRegularly() (stop func()) {
 	done := make(chan struct{})
 	go func() {
-		tick := time.NewTicker(stuckTime / 10)
+		tick := time.NewTicker(sweepTime)
 		defer tick.Stop()
 		for {
 			select {
 			case <-done:
 				return
-			case now := <-tick.C:
-				s.sweep(now)
+			case <-tick.C:
+				s.sweep(s.now())
 			}
 		}
 	}()
@@ -223,7 +239,7 @@ func (s *relays) sweepRegularly() (stop func()) {
 // sweep closes stuck connections, and those whose token has expired by the wall clock.
 func (s *relays) sweep(now time.Time) {
 	for _, r := range s.all("") {
-		if r.isStuck(now) || !now.Before(r.expires) {
+		if r.isStuck(now) || r.hasExpired(now) {
 			r.close()
 		}
 	}
@@ -260,12 +276,19 @@ func (s *relays) cutAll() {
 	}
 }
 
-// forget closes the connections of a box that is gone and drops its account.
+// forget closes the connections of a box that is gone and drops its account. Its token must be invalid already: a connection that enters
+// later is refused, and takes its account along (see leave).
 func (s *relays) forget(id policy.BoxID) {
-	s.cut(id)
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	var open []*relay
+	if own := s.boxes[id]; own != nil {
+		open = slices.Collect(maps.Keys(own.open))
+	}
 	delete(s.boxes, id)
+	s.mu.Unlock()
+	for _, r := range open {
+		r.close()
+	}
 }
 
 // finish makes connections end as soon as the proxy has ended them.

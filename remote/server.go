@@ -90,7 +90,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	cfg.TLS = cfg.TLS.Clone()
 	cfg.TLS.MinVersion, cfg.TLS.NextProtos = tls.VersionTLS12, []string{"http/1.1"}
-	return &Server{cfg: cfg, relay: relays{cfg: cfg, boxes: map[policy.BoxID]*account{}}, listeners: map[Listener]bool{}, failing: make(chan struct{}, mostFailing)}, nil
+	return &Server{cfg: cfg, relay: relays{cfg: cfg, now: time.Now, boxes: map[policy.BoxID]*account{}}, listeners: map[Listener]bool{}, failing: make(chan struct{}, mostFailing)}, nil
 }
 
 // Serve serves the connections of ln until [Server.Retire], and closes it. An error is one of accepting.

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,6 +37,8 @@ type rig struct {
 
 	mu       sync.Mutex
 	tokens   map[string]Access // by ID and token
+	ahead    atomic.Int64      // how far the clock is ahead, in nanoseconds
+	opened   func()            // called once by the next successful Open; nil: none
 	refusals []string
 	known    int
 	received []string // heads of the first requests at the proxy
@@ -62,6 +65,10 @@ func (r *rig) Open(id, token string) (Access, error) {
 		panic("token " + token)
 	}
 	if a, ok := r.tokens[id+" "+token]; ok {
+		if r.opened != nil {
+			r.opened()
+			r.opened = nil
+		}
 		return a, nil
 	}
 	return Access{}, errors.New("wrong token")
@@ -139,6 +146,7 @@ func serve(t *testing.T, change func(*Config)) *rig {
 	if r.server, err = New(cfg); err != nil {
 		t.Fatal(err)
 	}
+	r.server.relay.now = func() time.Time { return time.Now().Add(time.Duration(r.ahead.Load())) }
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -400,12 +408,47 @@ func TestEndOfATokenCuts(t *testing.T) {
 	_, _ = io.WriteString(other, "CONNECT example.com:443 HTTP/1.1\r\nProxy-Authorization: Basic dHdvOnNlY3JldA==\r\n\r\n")
 	in = bufio.NewReader(other)
 	r.echoes(other, in, established)
+	r.ahead.Store(int64(2 * time.Hour)) // the clock was set
+	_, before, _ := r.server.Transferred("two")
+	_, _ = io.WriteString(other, "late")
+	if _, err := in.ReadByte(); err == nil || os.IsTimeout(err) {
+		t.Error("bytes pass after the end of the token")
+	}
+	if _, after, _ := r.server.Transferred("two"); after != before {
+		t.Errorf("%d bytes passed after the end of the token", after-before)
+	}
+	r.ahead.Store(0)
+	other = r.dial()
+	_, _ = io.WriteString(other, "CONNECT example.com:443 HTTP/1.1\r\nProxy-Authorization: Basic dHdvOnNlY3JldA==\r\n\r\n")
+	in = bufio.NewReader(other)
+	r.echoes(other, in, established)
 	r.server.Forget("two")
 	if _, err := in.ReadByte(); err == nil {
 		t.Error("the connection of a forgotten box is open")
 	}
 	if _, _, ok := r.server.Transferred("two"); ok {
 		t.Error("a forgotten box has counters")
+	}
+}
+
+// A connection that enters while its box is deleted, between the check of its token and the end of the others, is refused and leaves
+// nothing.
+func TestConnectionOfADeletedBoxLeavesNothing(t *testing.T) {
+	t.Parallel()
+	r := serve(t, nil)
+	r.mu.Lock()
+	r.opened = func() { // after the first check of the token
+		delete(r.tokens, "one secret")
+		r.server.Forget("one")
+	}
+	r.mu.Unlock()
+	if got := r.say(connectHead); strings.HasPrefix(got, "HTTP/1.1 200 ") {
+		t.Errorf("answered %q", got)
+	}
+	r.server.relay.mu.Lock()
+	defer r.server.relay.mu.Unlock()
+	if n := r.server.relay.n; n != 0 || len(r.server.relay.boxes) != 0 {
+		t.Errorf("%d connections, accounts %v", n, r.server.relay.boxes)
 	}
 }
 

@@ -70,7 +70,12 @@ func TestTokens(t *testing.T) {
 	opens("one", "bgr_one", errWrongToken)
 	opens("one", "bgr_new", nil)
 	one.Lock()
-	one.Record.Attached.Token = nil
+	one.Deleting = true // the record has its token until the box is gone
+	one.Publish()
+	one.Unlock()
+	opens("one", "bgr_new", errWrongToken)
+	one.Lock()
+	one.Deleting, one.Record.Attached.Token = false, nil
 	one.Publish()
 	one.Unlock()
 	opens("one", "bgr_new", errWrongToken)

@@ -160,6 +160,7 @@ func (l *Service) deleteLocked(ctx context.Context, b *state.Box) error {
 // tearDown deletes a box step by step. It can be repeated after a failure. The caller holds the lock of b.
 func (l *Service) tearDown(ctx context.Context, b *state.Box) error {
 	b.Deleting = true
+	b.Publish()
 	l.urls.Drop(b.ID)
 	if err := fault.At(ctx, "delete: begun"); err != nil {
 		return err

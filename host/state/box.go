@@ -195,7 +195,9 @@ func (b *Box) Publish() {
 	inForce := b.StoredPolicy()
 	b.Applied.Store(&inForce)
 	b.Asks.Store(b.Record.Asks)
-	if a := b.Record.Attached; a != nil {
+	if a := b.Record.Attached; b.Deleting {
+		b.Token.Store(nil) // no connection enters after the last ones were cut
+	} else if a != nil {
 		b.Token.Store(a.Token)
 	}
 	b.Shown.Store(&api.Box{
