@@ -98,8 +98,7 @@ func (t *Terminated) IdleCost() int {
 }
 
 // ToServer is a connection to a server for another TLS implementation, bounded as by [Initiate]. Call
-// [ToServer.Established] after the handshake. Safe for one reader and one writer at a time; the reader calls
-// [ToServer.Content].
+// [ToServer.Established] after the handshake. Safe for one reader, one writer and one caller of [ToServer.Content] at a time.
 type ToServer struct{ *bounded }
 
 // NewToServer returns a ToServer for a connection that has carried no TLS bytes.
@@ -122,7 +121,7 @@ type bounded struct {
 	direct         *Direct      // Conn if it is a *Direct: saves two interface calls per record
 	limit          int          // limit of sinceContent
 	strict         bool         // reads exceed limit by at most a byte
-	sinceContent   int          // bytes read since the last content; used by the reader only
+	sinceContent   atomic.Int64 // bytes read since the last content; pgconn reads in another goroutine while it writes slowly
 	longest        atomic.Int64 // largest sinceContent before content
 	handshakeBytes int          // bytes of the handshake
 	handshakes     int          // handshakes completed with a server
@@ -146,33 +145,33 @@ func (b *bounded) open(server net.Conn) {
 // established resets the limits after the handshake. A server may renegotiate with slightly more bytes, or send
 // tickets.
 func (b *bounded) established() {
-	if b.handshakeBytes = b.sinceContent; b.strict {
+	if b.handshakeBytes = int(b.sinceContent.Load()); b.strict {
 		b.strict, b.laterLimit = false, b.handshakeBytes+LongestRecord
 	}
 	if b.limit = b.laterLimit; cap(b.start) == maxStart {
 		starts.Put((*[maxStart]byte)(b.start[:maxStart]))
 		b.start = nil
 	}
-	b.sinceContent = 0
+	b.sinceContent.Store(0)
 }
 
 func (b *bounded) content() {
-	if got := int64(b.sinceContent); got > b.longest.Load() {
+	if got := b.sinceContent.Swap(0); got > b.longest.Load() {
 		b.longest.Store(got)
 	}
-	b.sinceContent = 0
 }
 
 // Read reads from the peer.
 func (b *bounded) Read(p []byte) (int, error) {
-	if b.sinceContent > b.limit {
+	since := int(b.sinceContent.Load())
+	if since > b.limit {
 		return 0, b.err
 	}
 	n := min(len(p), LongestRecord)
 	switch {
 	case b.strict:
-		n = min(n, b.limit-b.sinceContent+1)
-	case b.sinceContent == 0:
+		n = min(n, b.limit-since+1)
+	case since == 0:
 		n = min(len(p), 2*LongestRecord)
 	}
 	var err error
@@ -181,7 +180,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	} else {
 		n, err = b.Conn.Read(p[:n])
 	}
-	b.sinceContent += n
+	b.sinceContent.Add(int64(n))
 	if b.start != nil {
 		b.received.Store(b.received.Load() || n > 0)
 		b.start = append(b.start, p[:min(n, cap(b.start)-len(b.start))]...)

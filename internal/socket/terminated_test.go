@@ -220,6 +220,39 @@ func TestContentAllowsMore(t *testing.T) {
 	}
 }
 
+// TestContentDuringARead reports content while another goroutine reads, as pgconn does while it writes slowly. Under the race detector,
+// it fails if they share a plain counter.
+func TestContentDuringARead(t *testing.T) {
+	t.Parallel()
+	a, b := accepted(t)
+	go func() {
+		for range 64 {
+			if _, err := a.Write(make([]byte, 16<<10)); err != nil {
+				return
+			}
+		}
+	}()
+	wire := socket.NewToServer(b)
+	wire.Established()
+	read := make(chan error)
+	go func() {
+		defer close(read)
+		for got := 0; got < 1<<20; {
+			n, err := wire.Read(make([]byte, 1<<10))
+			if read <- err; err != nil {
+				return
+			}
+			got += n
+		}
+	}()
+	for err := range read {
+		if err != nil {
+			t.Fatal(err)
+		}
+		wire.Content() // while the next read runs
+	}
+}
+
 // TestDirectIsFound: DirectOf finds a Direct below wrappers, and reports false without a TCP connection.
 func TestDirectIsFound(t *testing.T) {
 	t.Parallel()
