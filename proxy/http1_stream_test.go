@@ -83,6 +83,7 @@ func TestBulk(t *testing.T) {
 		}
 	}
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l.Patience = 10 * time.Minute // 3 s under the race detector alone, over a minute beside other load
 	for _, kind := range []string{"h1", "h2", "h2 to h1"} {
 		_, port := l.HTTPSServer(kind == "h2", handler)
 		l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))

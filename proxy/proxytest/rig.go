@@ -27,6 +27,9 @@ import (
 // Rig is a proxy with one box, over loopback. Instead of TPROXY, each destination has a listener, and
 // [proxy.Config.OriginalDst] maps the listener to its destination. Loopback is exempted from the protected ranges.
 type Rig struct {
+	// Patience is how long a connection or a request of a client may last; 0: a minute. A broken proxy fails a test instead of hanging it.
+	Patience time.Duration
+
 	proxy.Parts // of Proxy
 	T           testing.TB
 	Proxy       *proxy.Proxy

@@ -16,7 +16,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"boxgate/policy/name"
 	"boxgate/proxy"
@@ -136,7 +135,7 @@ func (r *Rig) HTTPClientLater(port uint16, h2 bool) *http.Client {
 	if !h2 {
 		return r.HTTPClient(port, false)
 	}
-	return &http.Client{Timeout: 60 * time.Second, Transport: &lateHTTP2{dial: func() *http.ClientConn { return r.http2Conn(port) }}}
+	return &http.Client{Timeout: r.patience(), Transport: &lateHTTP2{dial: func() *http.ClientConn { return r.http2Conn(port) }}}
 }
 
 type lateHTTP2 struct {

@@ -2,6 +2,7 @@ package proxytest
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -82,9 +83,12 @@ func (r *Rig) dialAs(box *policy.Box, dst netip.AddrPort) net.Conn {
 		r.mu.Unlock()
 		Await(r.T, "the end of a connection whose client is gone", func() bool { return len(r.Live.Of(box.ID)) <= left })
 	})
-	_ = client.SetDeadline(time.Now().Add(60 * time.Second))
+	_ = client.SetDeadline(time.Now().Add(r.patience()))
 	return client
 }
+
+// patience returns how long a connection or a request of a client may last.
+func (r *Rig) patience() time.Duration { return cmp.Or(r.Patience, time.Minute) }
 
 // Front is Listen with one listener for each destination.
 func (r *Rig) Front(dst netip.AddrPort) string {
@@ -101,7 +105,7 @@ func (r *Rig) Front(dst netip.AddrPort) string {
 // for all requests.
 func (r *Rig) HTTPClient(port uint16, h2 bool) *http.Client {
 	r.T.Helper()
-	c := &http.Client{Timeout: 60 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	c := &http.Client{Timeout: r.patience(), CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	if h2 {
 		c.Transport = r.http2Conn(port)
 		return c
