@@ -67,10 +67,21 @@ func clusterEntriesOf(s Spec) (out clusterEntries) {
 
 // The rules of decisions about the cluster without an entry of the policy.
 const (
-	ruleClusterAddr = "another address than the cluster's services"
-	ruleClusterName = "only names of network.cluster.domain have addresses of its services"
-	ruleClusterTCP  = "services of the cluster are reached by TCP alone"
+	ruleClusterAddr    = "another address than the cluster's services"
+	ruleClusterName    = "only names of network.cluster.domain have addresses of its services"
+	ruleClusterTCP     = "services of the cluster are reached by TCP alone"
+	ruleClusterService = "service address of the cluster, which the policy does not list"
 )
+
+// ClusterRemedy returns what to do about a denial with a rule about network.cluster of the configuration; "" for another rule.
+func ClusterRemedy(rule string) string { return clusterRemedies[rule] }
+
+var clusterRemedies = map[string]string{
+	ruleClusterService: "a policy opens a service of the cluster by its own name and port in allowed_domains, or all services by " + ClusterServices + " in allowed_cidrs",
+	ruleClusterName:    "a service of the cluster has a name in network.cluster.domain: use that, and list it in allowed_domains",
+	ruleClusterAddr:    "such a name has no other address: if it is one of a service, the operator adds its range to network.cluster.services",
+	ruleClusterTCP:     "no policy opens them for other protocols: use TCP",
+}
 
 // setCluster opens the cluster as far as the policy lists it: all its service addresses, or names in its domain one by one.
 func (c *Compiled) setCluster(cluster *Cluster, parsed parsedSpec) {
@@ -145,9 +156,23 @@ func (c *Compiled) judgeProtected(r Request, a netip.Addr) (d Decision, exempt, 
 		return Decision{}, false, false
 	}
 	if !c.exempts(r, a) {
+		if c.cluster.contains(a) && !c.protected.IsOwn(a) {
+			rule = c.clusterRule(r, a)
+		}
 		return Decision{Reason: name.ReasonProtectedRange, Rule: rule}, false, true
 	}
 	return Decision{}, true, false
+}
+
+// clusterRule returns why a service address is not exempt.
+func (c *Compiled) clusterRule(r Request, a netip.Addr) string {
+	switch {
+	case !named(r):
+		return ruleClusterTCP
+	case r.Stage == StageDNS && c.isRebound(r.Name, a):
+		return ruleClusterName
+	}
+	return ruleClusterService
 }
 
 // deniesCluster reports whether denied_cidrs lists the service addresses, and a is one.

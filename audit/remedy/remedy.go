@@ -30,6 +30,9 @@ func For(e audit.Event) string {
 	if !ok {
 		return elsewhere
 	}
+	if of := policy.ClusterRemedy(e.Rule); of != "" {
+		text = of + "; see: GATEWAY policy get BOX"
+	}
 	text = strings.ReplaceAll(text, "OPENED", openingAdvice(e)) // first: it contains commands
 	return strings.NewReplacer("GATEWAY", program(), "BOX", boxOf(e), "RULE", quoted(e.Rule), "PORT", portOf(e), "ADDRESS", addressOf(e), "NAME", nameOf(e)).Replace(text)
 }
@@ -40,6 +43,9 @@ var seeAlso = regexp.MustCompile(`; see(?: the rules)?: GATEWAY .*$`)
 // Plain is For without suggestions to run commands against a gateway.
 func Plain(e audit.Event) string {
 	text := remedies[e.Reason]
+	if of := policy.ClusterRemedy(e.Rule); of != "" {
+		text = of
+	}
 	if at := seeAlso.FindStringIndex(text); at != nil {
 		text = text[:at[0]]
 	}

@@ -32,6 +32,40 @@ func TestEveryDenialHasARemedy(t *testing.T) {
 	}
 }
 
+// TestRemediesOfACluster decides about services of a cluster. The remedy is that of a service, and not an exemption of its address, which
+// would open it to UDP, and under any name.
+func TestRemediesOfACluster(t *testing.T) {
+	t.Parallel()
+	domain, _ := name.Parse("cluster.local")
+	cluster := policy.NewCluster(domain, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
+	c, err := policy.Compile(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"api.example.com"}},
+		policy.Options{Cluster: cluster, Protected: name.NewProtected(nil, nil, cluster.Prefixes()...)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	api, _ := name.Parse("api.example.com")
+	web, _ := name.Parse("web.default.svc.cluster.local")
+	for _, q := range []struct {
+		request policy.Request
+		want    string
+	}{
+		{policy.Request{Addr: netip.MustParseAddr("10.96.0.7"), Port: 5432, Protocol: policy.TCP, Stage: policy.StageConn}, "or all services by cluster:services in allowed_cidrs; see: gateway policy get b1"},
+		{policy.Request{Addr: netip.MustParseAddr("10.96.0.7"), Port: 53, Protocol: policy.UDP, Stage: policy.StageKernel}, "use TCP; see: gateway policy get b1"},
+		{policy.Request{Addr: netip.MustParseAddr("10.96.0.7"), Name: api, Protocol: policy.UDP, Stage: policy.StageDNS}, "list it in allowed_domains; see: gateway policy get b1"},
+		{policy.Request{Addr: netip.MustParseAddr("10.7.0.1"), Name: web, Port: 80, Protocol: policy.TCP, Stage: policy.StageConn}, "the operator adds its range to network.cluster.services; see: gateway policy get b1"},
+		{policy.Request{Addr: netip.MustParseAddr("10.7.0.1"), Port: 80, Protocol: policy.TCP, Stage: policy.StageConn}, "add 10.7.0.1/32 to network.protected_exempt of the configuration, and then: gateway reload"},
+	} {
+		d := c.Decide(q.request)
+		e := audit.Event{Box: "b1", Verdict: d.Verdict, Reason: d.Reason, Rule: d.Rule, Addr: q.request.Addr, Port: q.request.Port, Protocol: q.request.Protocol, Stage: q.request.Stage}
+		if d.Reason != name.ReasonProtectedRange || !strings.HasSuffix(For(e), q.want) {
+			t.Errorf("%+v: %+v: %q", q.request, d, For(e))
+		}
+		if plain := Plain(e); strings.Contains(plain, "GATEWAY") || strings.Contains(plain, "gateway ") {
+			t.Errorf("without a gateway: %q", plain)
+		}
+	}
+}
+
 // TestRemedyCanBePasted: a remedy contains the box and the destination, but no text that a box chose freely.
 func TestRemedyCanBePasted(t *testing.T) {
 	t.Parallel()

@@ -84,7 +84,7 @@ type Evidence struct {
 	First    time.Time `json:"first_seen"`
 	Last     time.Time `json:"last_seen"`
 	Refusals []string  `json:"refusals,omitempty" doc:"why the policy would have refused it; absent: the policy allows it"`
-	Names    []string  `json:"names,omitempty" doc:"of a wildcard: some of the names that were seen"`
+	Names    []string  `json:"names,omitempty" doc:"of a wildcard, or of cluster:services: some of the names that were seen. Those of services have their port, and can replace that entry"`
 	NameN    int       `json:"names_seen,omitempty" doc:"of a wildcard: how many different names were seen"`
 }
 
@@ -197,12 +197,16 @@ type gathered struct {
 // gather sums up traffic by destination.
 func gather(seen []Seen) (g gathered) {
 	hosts, addrs, cidrs := map[Destination]*host{}, map[string]*Line{}, map[string]*Line{}
+	services := map[string]bool{}
 	for _, s := range seen {
 		d := s.Destination
 		tcp := d.Protocol == policy.TCP || d.Protocol == ""
 		switch parsed, err := name.Parse(d.Name); {
 		case s.Entry != "": // whatever name the box gave: the address was not one of the name
 			lineOf(cidrs, s.Entry).add(s)
+			if s.Entry == policy.ClusterServices && err == nil && d.Port != 0 { // narrower entries, if the names are right
+				services[Destination{Name: parsed.String(), Port: d.Port}.entry()] = true
+			}
 		case tcp && err == nil && d.Port != 0:
 			d = Destination{Name: parsed.String(), Port: d.Port}
 			h := hosts[d]
@@ -217,6 +221,10 @@ func gather(seen []Seen) (g gathered) {
 		case d.Addr.IsValid():
 			lineOf(addrs, netip.PrefixFrom(d.Addr.Unmap(), d.Addr.Unmap().BitLen()).String()).add(s)
 		}
+	}
+	if len(services) > 0 {
+		l, names := cidrs[policy.ClusterServices], slices.Sorted(maps.Keys(services))
+		l.NameN, l.Names = len(names), names[:min(len(names), maxNames)]
 	}
 	g.hosts = slices.SortedFunc(maps.Values(hosts), func(a, b *host) int { return cmp.Or(a.First.Compare(b.First), strings.Compare(a.entry(), b.entry())) })
 	g.cidrs, g.addrs = sortedLines(cidrs), sortedLines(addrs)

@@ -55,6 +55,40 @@ func TestProposal(t *testing.T) {
 	}
 }
 
+// TestServicesOfACluster keeps the entry for all services of a cluster, with the names that can replace it. Names of services never become
+// a wildcard.
+func TestServicesOfACluster(t *testing.T) {
+	t.Parallel()
+	now := policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{policy.ClusterServices}}
+	var seen []Seen
+	for i := range 10 {
+		seen = append(seen, Seen{Destination: Destination{Name: fmt.Sprintf("s%d.default.svc.cluster.local", i), Addr: netip.MustParseAddr("10.96.0.7"), Port: 80, Protocol: policy.TCP}, Entry: policy.ClusterServices, Count: 1, First: noon, Last: noon})
+	}
+	seen = append(seen, seen[0], Seen{Destination: Destination{Addr: netip.MustParseAddr("10.96.0.8"), Port: 80, Protocol: policy.TCP}, Entry: policy.ClusterServices, Count: 1, First: noon, Last: noon})
+	p := Propose(now, seen)
+	if !slices.Equal(p.Policy.AllowedCIDRs, []string{policy.ClusterServices}) || len(p.Policy.AllowedDomains) != 0 || len(p.CIDRs) != 1 {
+		t.Fatalf("%+v", p)
+	}
+	if l := p.CIDRs[0]; l.Count != 12 || l.NameN != 10 || len(l.Names) != maxNames || l.Names[0] != "s0.default.svc.cluster.local:80" {
+		t.Errorf("%+v", l)
+	}
+	if _, err := policy.Compile(p.Policy, policy.Options{}); err != nil {
+		t.Error(err)
+	}
+	named := Seen{Destination: Destination{Name: "db.default.svc.cluster.local", Port: 5432, Protocol: policy.TCP}, Count: 1, First: noon, Last: noon}
+	for i := range 2 * wildcardFrom { // names in a cluster have different owners
+		seen = append(seen[:0:0], named)
+		for j := range i {
+			other := named
+			other.Name = fmt.Sprintf("s%d.default.svc.cluster.local", j)
+			seen = append(seen, other)
+		}
+		if p := Propose(now, seen); slices.ContainsFunc(p.Policy.AllowedDomains, func(d string) bool { return strings.Contains(d, "*") }) {
+			t.Errorf("%d names: %q", i+1, p.Policy.AllowedDomains)
+		}
+	}
+}
+
 // TestWildcards: five labels below a name with one owner make a wildcard; four, or names with different owners, do not.
 func TestWildcards(t *testing.T) {
 	t.Parallel()
