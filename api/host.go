@@ -529,6 +529,8 @@ type Attached struct {
 	// Pod is the Kubernetes pod, NAMESPACE/NAME, for AttachCNI. Its namespace decides which policies of resources it may follow.
 	Pod string `json:"pod,omitempty" doc:"Kubernetes pod of a CNI attachment, as namespace/name"`
 	Tap *Tap   `json:"tap,omitempty" doc:"the interface of a virtual machine"`
+	// Note is set for AttachOCI under a runtime with limits.
+	Note string `json:"note,omitempty" doc:"limits of its runtime"`
 	// Remote is set for AttachRemote.
 	Remote *Remote `json:"remote,omitempty" doc:"a sandbox elsewhere"`
 }

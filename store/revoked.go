@@ -57,8 +57,8 @@ func readRevoked(tx *transaction) (out []RevokedKey, err error) {
 	return out, nil
 }
 
-// keepLimits stores the limits of API keys that the transaction deletes, and forgets those of keys that were revoked earlier and have
-// neither boxes nor URLs.
+// keepLimits stores the limits of API keys that the transaction deletes, and forgets the limits of keys without boxes and URLs
+// that were revoked earlier.
 func keepLimits(tx *transaction, gone []APIKey, now time.Time) error {
 	for _, k := range gone {
 		if k.Role == RoleAdmin || len(k.Quotas) == 0 && !k.Model.IsSet() {

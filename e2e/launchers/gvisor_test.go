@@ -44,9 +44,9 @@ func TestContainerOfGVisorIsBehindTheGateway(t *testing.T) {
 	c.start()
 	isGuarded(t, c.read("out"))
 	var view struct {
-		Attached struct{ Kind, Ref, Stack, Runtime string }
+		Attached struct{ Kind, Ref, Stack, Runtime, Note string }
 	}
-	if err := w.Client.Get(t.Context(), "/v2/box/"+box, &view); err != nil || view.Attached.Stack != "guest" || view.Attached.Runtime != runtime.Name {
+	if err := w.Client.Get(t.Context(), "/v2/box/"+box, &view); err != nil || view.Attached.Stack != "guest" || view.Attached.Runtime != runtime.Name || view.Attached.Note != runtime.AttachedNote() {
 		t.Errorf("%+v %v", view, err)
 	}
 	if out, code := w.GatewayCommand("box", "install-ca", box); code == 0 || !strings.Contains(out, "only its next start") {

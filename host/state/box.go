@@ -15,6 +15,7 @@ import (
 	"boxgate/host/idle"
 	"boxgate/host/sandboxns"
 	"boxgate/launcher"
+	"boxgate/launcher/oci"
 	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
@@ -240,7 +241,11 @@ func attachedView(a *store.Attached, tap *api.Tap) *api.Attached {
 	if a == nil {
 		return nil
 	}
-	return &api.Attached{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Stack: cmp.Or(a.Stack, api.StackHost), Runtime: a.Runtime, NetNS: a.NetNS, Pod: a.Pod, Tap: tap, Remote: remoteView(a)}
+	note := ""
+	if a.Kind == api.AttachOCI {
+		note = oci.ByName(a.Runtime).AttachedNote()
+	}
+	return &api.Attached{Note: note, Kind: a.Kind, Ref: a.Ref, Container: a.Container, Stack: cmp.Or(a.Stack, api.StackHost), Runtime: a.Runtime, NetNS: a.NetNS, Pod: a.Pod, Tap: tap, Remote: remoteView(a)}
 }
 
 // remoteView returns what the API shows of a remote box; nil for another.

@@ -242,7 +242,7 @@ host/schedule: policy api api/history api/problem api/schedules host/change host
 host/services: policy config firewall/namespace host/boxdial proxy/route
 host/share: config host/authlimit internal/memory preflight proxy quota
 host/snapshots: policy internal/fault launcher store
-host/state: policy agents api host/idle host/sandboxns launcher store llm
+host/state: policy agents api host/idle host/sandboxns launcher launcher/oci store llm
 host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store observe

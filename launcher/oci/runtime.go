@@ -50,10 +50,12 @@ type Runtime struct {
 	// NamelessTerminal: a terminal has no path in a box.
 	NamelessTerminal bool
 
-	stateMark   string // see StateFiles
-	emptyNetNS  string // see Namespaces
-	lacks       func(cgroups string) string
-	halfStarted func(comm string, inBox func() bool) bool
+	stateMark  string // see StateFiles
+	emptyNetNS string // see Namespaces
+	lacks      func(cgroups string) string
+	// attachedNote are the limits of its containers that `gateway oci` attaches; "": none.
+	attachedNote string
+	halfStarted  func(comm string, inBox func() bool) bool
 }
 
 // CgroupFlag is the form of the runtime's exec flag --cgroup. The group is below that of the box.
@@ -80,6 +82,9 @@ func ByName(program string) *Runtime {
 	}
 	return untested(name)
 }
+
+// AttachedNote returns the limits of a container of the runtime that `gateway oci` attaches; "" for none.
+func (r *Runtime) AttachedNote() string { return r.attachedNote }
 
 // Names returns the runtimes that boxgate is tested with.
 func Names() []string {

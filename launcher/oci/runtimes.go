@@ -77,6 +77,7 @@ var gvisor = &Runtime{
 		return "under gVisor, commands have no control groups: their CPU time is unknown (only that of boxes is known), and commands of sessions survive a gateway that is killed; the files API does not work, so read and write files with exec; " +
 			"the box's loopback cannot be reached by public URLs, so applications must listen on all addresses; and gateway box selftest cannot test it"
 	},
+	attachedNote: "under gVisor, new root certificates of the gateway reach a container when it starts again, public URLs reach its address and not its loopback, and it has no self-test",
 }
 
 // untested returns an unknown runtime with that name.
