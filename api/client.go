@@ -293,7 +293,8 @@ func (c *Client) Exec(ctx context.Context, box string, req ExecRequest, stdout, 
 	in := struct {
 		Command []string `json:"command"`
 		Folder  string   `json:"folder,omitempty"`
-	}{req.Command, req.Dir}
+		User    string   `json:"user,omitempty"`
+	}{req.Command, req.Dir, req.User}
 	resp, err := c.send(ctx, http.MethodPost, "/v2/box/"+url.PathEscape(box)+"/exec-stream", in, http.Header{"Accept": {stream.NDJSON}})
 	if err != nil {
 		return 0, err

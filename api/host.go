@@ -246,6 +246,7 @@ type ExecRequest struct {
 	Command []string          // argv; never empty
 	Dir     string            // absolute, in the box; [Workspace] by default
 	Env     map[string]string // added to the box's environment
+	User    string            // as checked by [boxgate/api/spec.User]; empty: the box's user
 	Stdin   io.Reader         // nil: empty
 	// Left is closed when the caller disconnects. The command continues, but no longer keeps the box awake. nil: the
 	// caller stays.
@@ -598,6 +599,7 @@ type SessionRequest struct {
 	Command  []string          // argv; never empty
 	Dir      string            // absolute, in the box
 	Env      map[string]string // added to the box's environment and overrides it, except for the tokens of header rules
+	User     string            // as in ExecRequest
 	Terminal *TerminalSize     // nil: stdin, stdout and stderr as separate streams
 }
 

@@ -154,6 +154,8 @@ type Launcher struct {
 	// Reserve is the space that boxes, snapshots, images and the history leave free on the disk of the state directory.
 	Reserve Size `yaml:"reserve"`
 	IO      IO   `yaml:"io"`
+	// Root lets set-user-ID programs of boxes become their root.
+	Root bool `yaml:"root"`
 }
 
 // Metrics configures the listener for Prometheus.

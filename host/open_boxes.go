@@ -115,7 +115,7 @@ func (p *parts) openLauncher(context.Context) error {
 func launcherConfig(cfg config.Config, log *zap.Logger) launcher.Config {
 	return launcher.Config{
 		AttachOnly: !cfg.Launcher.Enabled, StateDir: cfg.StateDir, ImageDir: config.ImageDir(cfg), Runtime: cfg.Launcher.Runtime, Images: cfg.Launcher.AllImages(), Agents: cfg.Launcher.Agents,
-		RunDir: cfg.Launcher.RunDir, Disk: diskLimits(cfg.Launcher.Disk), Reserve: int64(cfg.Launcher.Reserve), Log: log,
+		RunDir: cfg.Launcher.RunDir, Disk: diskLimits(cfg.Launcher.Disk), Reserve: int64(cfg.Launcher.Reserve), Root: cfg.Launcher.Root, Log: log,
 		IO: launcher.IOLimits{
 			ReadBytes: int64(cfg.Launcher.IO.ReadBytes), WriteBytes: int64(cfg.Launcher.IO.WriteBytes),
 			Reads: int64(cfg.Launcher.IO.Reads), Writes: int64(cfg.Launcher.IO.Writes),

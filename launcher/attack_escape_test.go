@@ -67,7 +67,11 @@ for kind in (31, 32, 33, 38, 40):  # AF_BLUETOOTH, AF_IUCV, AF_RXRPC, AF_ALG, AF
 // System calls that let boxes of other gateways escape are refused to every user in a box, root included.
 func TestAttackSystemCalls(t *testing.T) {
 	t.Parallel()
-	l := newLauncher(t)
+	probeAttackSystemCalls(t, newLauncher(t))
+}
+
+func probeAttackSystemCalls(t *testing.T, l *Launcher) {
+	t.Helper()
 	id := newBox(t, l, nil)
 	for _, user := range []string{"boxuser", "root"} {
 		r := run(t, l, id, ExecSpec{Args: []string{"python3", "-c", calls}, User: user})
@@ -86,7 +90,11 @@ func TestAttackSystemCalls(t *testing.T) {
 // agents of control groups, devices, sockets, descriptors of the runtime.
 func TestAttackFilesThatLeadOut(t *testing.T) {
 	t.Parallel()
-	l := newLauncher(t)
+	probeAttackFilesThatLeadOut(t, newLauncher(t))
+}
+
+func probeAttackFilesThatLeadOut(t *testing.T, l *Launcher) {
+	t.Helper()
 	id := newBox(t, l, nil)
 	for what, script := range map[string]string{
 		"writable files of the kernel":     `find /proc/sys /proc/irq /proc/bus /proc/fs /proc/sysrq-trigger /sys -writable ! -type l 2>/dev/null | grep .`,
@@ -126,7 +134,11 @@ func TestAttackSetUserID(t *testing.T) {
 // descriptor of the runtime (CVE-2024-21626), nor the target of a link outside.
 func TestAttackWorkingDirectory(t *testing.T) {
 	t.Parallel()
-	l := newLauncher(t)
+	probeAttackWorkingDirectory(t, newLauncher(t))
+}
+
+func probeAttackWorkingDirectory(t *testing.T, l *Launcher) {
+	t.Helper()
 	id := newBox(t, l, nil)
 	if err := os.WriteFile(filepath.Join(l.dirs.state, "outside"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -180,7 +192,11 @@ while not os.path.exists('/tmp/stop'):
 // overwrite the runtime (CVE-2019-5736) or use its open files.
 func TestAttackTheRuntimeOnItsWayIn(t *testing.T) {
 	t.Parallel()
-	l := newLauncher(t)
+	probeAttackTheRuntimeOnItsWayIn(t, newLauncher(t))
+}
+
+func probeAttackTheRuntimeOnItsWayIn(t *testing.T, l *Launcher) {
+	t.Helper()
 	id := newBox(t, l, nil)
 	before := hashOf(t, l.runc.Command)
 	if r := rootSh(t, l, id, `printf '#!/proc/self/exe\n' > /usr/local/bin/trap && chmod 755 /usr/local/bin/trap; mkdir -p /opt && cp /usr/local/bin/trap /opt/libseccomp.so.2`); r.exit != 0 {
@@ -233,7 +249,11 @@ func hashOf(t *testing.T, program string) [sha256.Size]byte {
 // Abstract Unix sockets of the host belong to its network namespace: no box reaches them.
 func TestAttackAbstractSockets(t *testing.T) {
 	t.Parallel()
-	l := newLauncher(t)
+	probeAttackAbstractSockets(t, newLauncher(t))
+}
+
+func probeAttackAbstractSockets(t *testing.T, l *Launcher) {
+	t.Helper()
 	id := newBox(t, l, nil)
 	name := "boxgate-test-" + string(id)
 	ln, err := net.Listen("unix", "@"+name)

@@ -58,7 +58,7 @@ func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*
 	if err != nil {
 		return nil, err
 	}
-	config, err := commandProcess(r, user, spec)
+	config, err := l.commandProcess(r, user, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -502,8 +502,9 @@ func parseUser(s string) (execUser, error) {
 	return execUser{int(uid), int(gid), u, rootfs.Home}, nil
 }
 
-// commandProcess converts a command to the runtime's format.
-func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, error) {
+// commandProcess converts a command to the runtime's format. Set-user-ID programs have their effect only if the box was started
+// with Config.Root, and this launcher has it too.
+func (l *Launcher) commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, error) {
 	if len(spec.Args) == 0 || spec.Args[0] == "" {
 		return nil, errors.New("no command given")
 	}
@@ -532,7 +533,7 @@ func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, err
 	}
 	return container.Command{
 		Args: spec.Args, Env: environment(r.Base, user, r.Env, env), Cwd: path.Clean(cwd), UID: user.uid, GID: user.gid, Limits: lim,
-		Terminal: box,
+		Terminal: box, SetUserID: l.cfg.Root && r.Root,
 	}.Process(), nil
 }
 

@@ -95,14 +95,14 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 		return err
 	}
 	r.Image, r.Size, r.Env, r.Base = spec.Image, spec.Size, spec.Env, img.Env
-	r.ImageKey, r.Rootfs, r.Layers = img.Key, img.Rootfs, spec.Layers
+	r.ImageKey, r.Rootfs, r.Layers, r.Root = img.Key, img.Rootfs, spec.Layers, l.cfg.Root
 	if r.Project, err = l.dirs.limitDisk(ctx, r.ID, string(r.Size), l.cfg.Disk); err != nil {
 		return fmt.Errorf("box %s: %w", spec.ID, err)
 	}
 	if err := l.saveRecord(r); err != nil { // so that deleting the box removes the limit
 		return err
 	}
-	if err := l.launch(ctx, spec, img, r, writeNewRoot); err != nil {
+	if err := l.launch(ctx, spec, img, r, l.writeNewRoot); err != nil {
 		return err
 	}
 	r.Created, r.Roots = true, fingerprint(spec.Roots)
@@ -125,9 +125,9 @@ func (l *Launcher) removeOnError(id policy.BoxID, err *error) {
 // rootWriter writes into the root of a box before it starts.
 type rootWriter func(*rootfs.Root, Spec) error
 
-func writeNewRoot(root *rootfs.Root, spec Spec) error {
+func (l *Launcher) writeNewRoot(root *rootfs.Root, spec Spec) error {
 	return root.PrepareNew(rootfs.Identity{Hostname: spec.hostname(), DNS: spec.DNS, Git: rootfs.GitIdentity(spec.Git), CA: spec.CA, Roots: spec.Roots, Agents: spec.Agents, Files: spec.Files,
-		Restored: len(spec.Layers) > 0})
+		Restored: len(spec.Layers) > 0, Sudo: l.cfg.Root})
 }
 
 // buildRoot mounts the box's root, writes files into it and writes the runtime's configuration.
@@ -143,7 +143,7 @@ func (l *Launcher) buildRoot(spec Spec, img image.Image, ids namespace.IDs, writ
 	}
 	layers := overlay.Layers{
 		Image: img.Rootfs, Stack: l.layers.Trees(spec.Layers), UserPin: l.dirs.userPin(id), Upper: l.dirs.upper(id), Work: l.dirs.work(id),
-		Mounts: l.dirs.mounts(id), Lower: l.dirs.lowerMount(id), Root: l.dirs.rootMount(id),
+		Mounts: l.dirs.mounts(id), Lower: l.dirs.lowerMount(id), Root: l.dirs.rootMount(id), SetUserID: l.cfg.Root,
 	}
 	if err := layers.Mount(ids.Host(0)); err != nil {
 		return err

@@ -90,7 +90,11 @@ print('caught', caught, flush=True)
 // TestAttackOnEnteringProcesses: root of a box that stops a process between its entry and its command reaches nothing of it.
 func TestAttackOnEnteringProcesses(t *testing.T) {
 	t.Parallel()
-	l := enteringLauncher(t)
+	probeAttackOnEnteringProcesses(t, enteringLauncher(t))
+}
+
+func probeAttackOnEnteringProcesses(t *testing.T, l *Launcher) {
+	t.Helper()
 	id := newBox(t, l, nil)
 	ready, out := make(chan struct{}), &lockedBuffer{}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -150,7 +154,11 @@ func (b *lockedBuffer) String() string {
 // a file of the host or to descriptors that the entering process had.
 func TestAttackThroughPathsOfTheCommand(t *testing.T) {
 	t.Parallel()
-	l := enteringLauncher(t)
+	probeAttackThroughPathsOfTheCommand(t, enteringLauncher(t))
+}
+
+func probeAttackThroughPathsOfTheCommand(t *testing.T, l *Launcher) {
+	t.Helper()
 	id := newBox(t, l, nil)
 	leaked, err := unix.Open("/", unix.O_RDONLY|unix.O_DIRECTORY, 0) // not close-on-exec, as one that the gateway was started with
 	if err != nil {
@@ -187,7 +195,11 @@ func TestAttackThroughPathsOfTheCommand(t *testing.T) {
 // command.
 func TestAttackOnTheTerminal(t *testing.T) {
 	t.Parallel()
-	l := enteringLauncher(t)
+	probeAttackOnTheTerminal(t, enteringLauncher(t))
+}
+
+func probeAttackOnTheTerminal(t *testing.T, l *Launcher) {
+	t.Helper()
 	for _, script := range []string{
 		"rm /dev/ptmx; touch /dev/ptmx", "rm /dev/ptmx; mkfifo /dev/ptmx", "rm /dev/ptmx; ln -s /proc/self/fd/4 /dev/ptmx", "rm /dev/ptmx; ln -s /dev/null /dev/ptmx",
 		"rm /dev/ptmx; ln -s /dev/tty /dev/ptmx", "rm /dev/ptmx; mkdir /dev/ptmx", "rm /dev/ptmx; ln -s pts/0 /dev/ptmx", "rm /dev/ptmx", "chmod 0 /dev/pts/ptmx",
@@ -240,7 +252,11 @@ func TestEndOfTheBoxWhileCommandsStart(t *testing.T) {
 // TestStoppedEntryEndsWithItsCaller: a command that the box stops before it begins is killed when its caller gives up.
 func TestStoppedEntryEndsWithItsCaller(t *testing.T) {
 	t.Parallel()
-	l := enteringLauncher(t)
+	probeStoppedEntryEndsWithItsCaller(t, enteringLauncher(t))
+}
+
+func probeStoppedEntryEndsWithItsCaller(t *testing.T, l *Launcher) {
+	t.Helper()
 	id := newBox(t, l, nil)
 	ready := make(chan struct{})
 	var once sync.Once

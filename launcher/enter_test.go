@@ -2,6 +2,7 @@ package launcher
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -71,10 +72,15 @@ func look(t *testing.T, l *Launcher, id policy.BoxID, spec ExecSpec) string {
 // environment. The filter for system calls has the same verdicts.
 func TestEnteredCommandsAreConfinedLikeTheRuntimes(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"runc", "crun"} {
-		t.Run(name, func(t *testing.T) {
+	for _, how := range []struct {
+		runtime string
+		root    bool
+	}{{"runc", false}, {"crun", false}, {"runc", true}, {"crun", true}} {
+		name := how.runtime
+		t.Run(fmt.Sprintf("%s, root %v", name, how.root), func(t *testing.T) {
 			t.Parallel()
 			l, byRuntime := bothWays(t, name)
+			l.cfg.Root, byRuntime.cfg.Root = how.root, how.root
 			id := newBox(t, l, nil)
 			for what, spec := range map[string]ExecSpec{
 				"boxuser": {}, "root": {User: "root", Cwd: "/"}, "another": {User: "1234:4321", Cwd: "/tmp", Env: map[string]string{"X": "a b\nc"}},

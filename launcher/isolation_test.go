@@ -35,13 +35,17 @@ func statusField(t *testing.T, status, name string) string {
 
 func TestBoxCannotGainPrivileges(t *testing.T) {
 	t.Parallel()
-	l := newLauncher(t)
+	probeBoxCannotGainPrivileges(t, newLauncher(t))
+}
+
+func probeBoxCannotGainPrivileges(t *testing.T, l *Launcher) {
+	t.Helper()
 	id := newBox(t, l, nil)
 
 	user, root := sh(t, l, id, "cat /proc/self/status").out, rootSh(t, l, id, "cat /proc/self/status").out
 	for _, status := range []string{user, root} {
-		if statusField(t, status, "NoNewPrivs") != "1" || statusField(t, status, "Seccomp") != "2" {
-			t.Errorf("no_new_privs or seccomp is off:\n%s", status)
+		if statusField(t, status, "NoNewPrivs") != map[bool]string{false: "1", true: "0"}[l.cfg.Root] || statusField(t, status, "Seccomp") != "2" {
+			t.Errorf("no_new_privs or seccomp is not as configured:\n%s", status)
 		}
 		for name, bit := range map[string]uint{"NET_ADMIN": 12, "NET_RAW": 13, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "SYS_MODULE": 16, "BPF": 39} {
 			bound, err := strconv.ParseUint(statusField(t, status, "CapBnd"), 16, 64)
@@ -82,7 +86,11 @@ func TestBoxCannotGainPrivileges(t *testing.T) {
 
 func TestRootInTheBoxIsNobodyOutside(t *testing.T) {
 	t.Parallel()
-	l := newLauncher(t)
+	probeRootInTheBoxIsNobodyOutside(t, newLauncher(t))
+}
+
+func probeRootInTheBoxIsNobodyOutside(t *testing.T, l *Launcher) {
+	t.Helper()
 	a, b := newBox(t, l, nil), newBox(t, l, nil)
 	owners := map[string]bool{}
 	for _, id := range []string{string(a), string(b)} {
@@ -122,7 +130,11 @@ func TestRootInTheBoxIsNobodyOutside(t *testing.T) {
 
 func TestBoxesShareNothing(t *testing.T) {
 	t.Parallel()
-	l := newLauncher(t)
+	probeBoxesShareNothing(t, newLauncher(t))
+}
+
+func probeBoxesShareNothing(t *testing.T, l *Launcher) {
+	t.Helper()
 	a, b := newBox(t, l, nil), newBox(t, l, nil)
 	if r := rootSh(t, l, a, "echo secret > /etc/marker; echo x >> /etc/passwd; rm /usr/bin/git; echo t > /tmp/t; echo s > /dev/shm/s; echo h > h"); r.exit != 0 {
 		t.Fatalf("%+v", r)
@@ -185,7 +197,11 @@ print(1900 < len(children) < 2048)'`)
 
 func TestBoxSeesNoMountsOfTheHost(t *testing.T) {
 	t.Parallel()
-	l := newLauncher(t)
+	probeBoxSeesNoMountsOfTheHost(t, newLauncher(t))
+}
+
+func probeBoxSeesNoMountsOfTheHost(t *testing.T, l *Launcher) {
+	t.Helper()
 	id := newBox(t, l, nil)
 	info := sh(t, l, id, "cat /proc/self/mountinfo").out
 	for _, text := range []string{l.dirs.state, l.dirs.run, imageDir(), string(id)} {
@@ -249,7 +265,11 @@ func TestBoxIsInThePreparedNetwork(t *testing.T) {
 // The kernel resources of a command are limited, and root of the box cannot raise the limits.
 func TestLimitsOfCommandsHold(t *testing.T) {
 	t.Parallel()
-	l := newLauncher(t)
+	probeLimitsOfCommandsHold(t, newLauncher(t))
+}
+
+func probeLimitsOfCommandsHold(t *testing.T, l *Launcher) {
+	t.Helper()
 	id := newBox(t, l, nil)
 	script := `python3 -c '
 import resource

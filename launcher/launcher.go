@@ -65,6 +65,7 @@ type Config struct {
 	Disk       DiskLimits        // limits of the boxes' disks; default: no limits
 	Reserve    int64             // bytes kept free on the disks of StateDir and ImageDir; default: 0
 	IO         IOLimits          // per box, on the disk of StateDir, which New looks up; default: no limits
+	Root       bool              // in boxes that are started from now on, set-user-ID programs may become the box's root
 	Log        *zap.Logger       // default: silent
 	// TakesOver: the previous process is still running and still waits for commands in the boxes.
 	TakesOver bool
@@ -158,7 +159,11 @@ func New(cfg Config) (*Launcher, error) {
 // useRuntime sets the OCI runtime, a name or a path.
 func (l *Launcher) useRuntime(program string) {
 	l.runtime = oci.ByName(program)
-	l.runc = &runc.Runc{Command: program, Root: l.dirs.runtimeRoot(), WorkDir: "/", ExtraArgs: l.runtime.Args}
+	args := l.runtime.Args
+	if l.cfg.Root {
+		args = append(slices.Clone(args), l.runtime.SetUserIDArgs...)
+	}
+	l.runc = &runc.Runc{Command: program, Root: l.dirs.runtimeRoot(), WorkDir: "/", ExtraArgs: args}
 }
 
 // needRuntime checks that the runtime is installed. With AttachOnly it checks that no box was ever launched.
@@ -401,6 +406,7 @@ type record struct {
 	IDIndex  int               `json:"id_index"`          // number of its range of user IDs
 	Project  uint32            `json:"project,omitempty"` // the disk's quota project; 0: no quota
 	Roots    string            `json:"roots,omitempty"`   // those that the box was given, as by fingerprint; "": none
+	Root     bool              `json:"root,omitempty"`    // Config.Root when it was started last
 	Created  bool              `json:"created,omitempty"` // false: an unfinished box, to be removed after a restart
 }
 

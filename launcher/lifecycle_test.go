@@ -155,15 +155,15 @@ func TestRecoverRemovesHalfMadeBoxes(t *testing.T) {
 	}
 	for name, reach := range map[string]func(Spec, record) error{
 		"namespaces only": func(Spec, record) error { return nil },
-		"root built":      func(s Spec, r record) error { return l.buildRoot(s, img, r.ids(), writeNewRoot) },
+		"root built":      func(s Spec, r record) error { return l.buildRoot(s, img, r.ids(), l.writeNewRoot) },
 		"started": func(s Spec, r record) error {
-			if err := l.buildRoot(s, img, r.ids(), writeNewRoot); err != nil {
+			if err := l.buildRoot(s, img, r.ids(), l.writeNewRoot); err != nil {
 				return err
 			}
 			return l.startRuntime(t.Context(), s)
 		},
 		"record lost": func(s Spec, r record) error {
-			if err := l.buildRoot(s, img, r.ids(), writeNewRoot); err != nil {
+			if err := l.buildRoot(s, img, r.ids(), l.writeNewRoot); err != nil {
 				return err
 			}
 			if err := l.startRuntime(t.Context(), s); err != nil {
@@ -172,7 +172,7 @@ func TestRecoverRemovesHalfMadeBoxes(t *testing.T) {
 			return os.Remove(l.dirs.record(s.ID))
 		},
 		"runtime state cut short": func(s Spec, r record) error {
-			if err := l.buildRoot(s, img, r.ids(), writeNewRoot); err != nil {
+			if err := l.buildRoot(s, img, r.ids(), l.writeNewRoot); err != nil {
 				return err
 			}
 			if err := l.startRuntime(t.Context(), s); err != nil {

@@ -77,8 +77,16 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 			return err
 		}
 	}
-	trusts := false
+	trusts, hadRoot := false, r.Root
+	if r.Root = l.cfg.Root; r.Root != hadRoot {
+		if err := l.saveRecord(r); err != nil { // commands must not believe that the box still has the mount of its last run
+			return err
+		}
+	}
 	err = l.launch(ctx, spec, img, r, func(root *rootfs.Root, spec Spec) (err error) {
+		if r.Root && !hadRoot {
+			l.letSudo(root, spec)
+		}
 		trusts, err = l.writeRestartedRoot(root, spec)
 		return err
 	})
@@ -86,6 +94,13 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 		l.noteRoots(r, spec.Roots)
 	}
 	return err
+}
+
+// letSudo lets the user of a box that had no Config.Root use sudo. The box may have put anything there; it then starts without.
+func (l *Launcher) letSudo(root *rootfs.Root, spec Spec) {
+	if err := root.LetSudo(); err != nil {
+		l.log.Warn("sudo in a box asks for a password", zap.String("box", string(spec.ID)), zap.Error(err))
+	}
 }
 
 // writeRestartedRoot changes only the files that the box needs to start, and its certificates, which it reports; the rest of the root

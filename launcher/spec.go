@@ -115,6 +115,7 @@ type Status struct {
 	Size  Size
 	NetNS string // path of the pinned network namespace
 	Pid   int    // host process ID of its first process; 0 if it has ended
+	Root  bool   // set-user-ID programs may become its root
 }
 
 var (

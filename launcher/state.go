@@ -133,7 +133,7 @@ func (l *Launcher) List(ctx context.Context) ([]Status, error) {
 
 // status combines the record, the runtime's state (nil if it has no state) and the launcher's own state.
 func (l *Launcher) status(r record, c *runc.Container) Status {
-	s := Status{ID: r.ID, Image: r.Image, Size: r.Size, NetNS: l.dirs.pin(r.ID), State: StateError}
+	s := Status{ID: r.ID, Image: r.Image, Size: r.Size, NetNS: l.dirs.pin(r.ID), State: StateError, Root: r.Root}
 	if c != nil && !l.runtime.OwnPause && (c.Status == "paused" || c.Status == "running" && l.isStopping(r.ID)) {
 		c.Status = "paused" // a runtime may report "running" while one process, such as one that joins the box, is not frozen yet
 		if lives, err := l.isAlive(r.ID); err == nil && !lives {

@@ -76,6 +76,7 @@ type execBody struct {
 	Command []string `json:"command" doc:"program and arguments; executed without a shell" min:"1" example:"[\"ls\",\"-l\"]"`
 	Folder  string   `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
 	Timeout *int64   `json:"timeout,omitempty" doc:"milliseconds after which the command is killed" min:"1" max:"604800000" example:"30000"`
+	User    string   `json:"user,omitempty" doc:"boxuser (the default), root, or the IDs UID or UID:GID of the box; an extension" example:"root"`
 }
 
 // execView is the response of exec.
@@ -91,11 +92,11 @@ type execView struct {
 func (b *execBody) request() (api.ExecRequest, error) {
 	var p problem.List
 	spec.Command(&p, "/command", b.Command)
-	dir := spec.Folder(&p, "/folder", b.Folder)
+	dir, user := spec.Folder(&p, "/folder", b.Folder), spec.User(&p, "/user", b.User)
 	if b.Timeout != nil && (*b.Timeout < 1 || *b.Timeout > 7*24*3600*1000) {
 		p.Add("/timeout", "must be between 1 and 604800000 milliseconds")
 	}
-	return api.ExecRequest{Command: b.Command, Dir: dir}, p.Err()
+	return api.ExecRequest{Command: b.Command, Dir: dir, User: user}, p.Err()
 }
 
 // command is a command to run and its entry in the history.

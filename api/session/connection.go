@@ -20,6 +20,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/api/spec"
 	"boxgate/api/strict"
 	"boxgate/policy"
 	"boxgate/quota"
@@ -437,6 +438,7 @@ type fromClient struct {
 	TTY      bool     `json:"tty,omitempty"`      // start
 	Cwd      string   `json:"cwd,omitempty"`      // start
 	Env      []string `json:"env,omitempty"`      // start: NAME=value
+	User     string   `json:"user,omitempty"`     // start: as in exec; an extension
 	Reattach bool     `json:"reattach,omitempty"` // start: the client acknowledges output and may reconnect
 	AckInput bool     `json:"ackInput,omitempty"` // start: acknowledge input, as with reattach
 
@@ -488,7 +490,7 @@ func (f *fromClient) request() (api.SessionRequest, string, error) {
 		req.Dir = path.Join(api.Workspace, req.Dir)
 	}
 	checkStrings(&p, req.Command, f.Cwd)
-	req.Env = f.environment(&p)
+	req.Env, req.User = f.environment(&p), spec.User(&p, "/user", f.User)
 	if f.TTY {
 		req.Terminal = &api.TerminalSize{Rows: f.dimension(&p, "/rows", f.Rows, 24), Cols: f.dimension(&p, "/cols", f.Cols, 80)}
 	}

@@ -132,6 +132,24 @@ func Folder(p *problem.List, at, folder string) string {
 	return path.Join(api.Workspace, folder)
 }
 
+// validUser matches the users that a command may run as. The launcher looks up no other names, because the box can write its own
+// user database.
+var validUser = lazyregexp.New(`^(boxuser|root|[0-9]{1,5}(:[0-9]{1,5})?)?$`)
+
+// User checks the user of a command: boxuser, root, or IDs below 65536, as UID or UID:GID. Empty is boxuser.
+func User(p *problem.List, at, user string) string {
+	valid := validUser.MatchString(user)
+	for id := range strings.SplitSeq(user, ":") {
+		if n, err := strconv.Atoi(id); err == nil && n >= 1<<16 {
+			valid = false
+		}
+	}
+	if !valid {
+		p.Add(at, "must be boxuser, root, or IDs below 65536 as UID or UID:GID; other names are not looked up")
+	}
+	return user
+}
+
 // githubToken matches tokens of GitHub, including likely future forms.
 var githubToken = lazyregexp.New(`^[A-Za-z0-9_.=+/~-]{1,1000}$`)
 

@@ -25,7 +25,7 @@ func (u *Service) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest
 	caller := api.CallerOf(ctx).Holder()
 	err := u.doFor(ctx, id, req.Left, func(b *state.Box) (err error) {
 		res, err = u.sandboxes.Exec(ctx, id, launcher.ExecSpec{
-			Args: req.Command, Env: b.EnvironmentWith(req.Env), Cwd: req.Dir, Stdin: req.Stdin, Stdout: stdout, Stderr: stderr,
+			Args: req.Command, Env: b.EnvironmentWith(req.Env), Cwd: req.Dir, User: req.User, Stdin: req.Stdin, Stdout: stdout, Stderr: stderr,
 			Starter: caller.ID, Operator: caller.Operator,
 		})
 		return err
@@ -82,7 +82,7 @@ func (u *Service) StartSession(ctx context.Context, id policy.BoxID, req api.Ses
 	s, caller := &session{done: func() {}}, api.CallerOf(ctx).Holder()
 	err := u.doAwake(ctx, id, func(b *state.Box) (err error) {
 		spec := launcher.ExecSpec{
-			Args: req.Command, Env: b.EnvironmentWith(req.Env), Cwd: req.Dir, Stdin: stdin, Stdout: stdout, Stderr: stderr, Bound: true,
+			Args: req.Command, Env: b.EnvironmentWith(req.Env), Cwd: req.Dir, User: req.User, Stdin: stdin, Stdout: stdout, Stderr: stderr, Bound: true,
 			Starter: caller.ID, Operator: caller.Operator,
 		}
 		if req.Terminal != nil {
@@ -230,13 +230,17 @@ func (g *Git) SetGitIdentity(ctx context.Context, id policy.BoxID, name, email s
 	return is.Name, is.Email, err
 }
 
+// systemPath are the directories of an image that belong to root.
+const systemPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 // configure sets a value in the system-wide git configuration of a box.
 func (g *Git) configure(ctx context.Context, id policy.BoxID, key, value string) error {
 	var out bytes.Buffer
 	var res launcher.Result
 	err := g.usage.doAwake(ctx, id, func(*state.Box) (err error) {
 		res, err = g.usage.sandboxes.Exec(ctx, id, launcher.ExecSpec{
-			User: "root", Cwd: "/", Args: []string{"git", "config", "--file", "/etc/gitconfig", "--replace-all", key, value}, Stderr: &out,
+			// The box's variables may put directories into PATH that its user can write.
+			User: "root", Cwd: "/", Env: map[string]string{"PATH": systemPath}, Args: []string{"git", "config", "--file", "/etc/gitconfig", "--replace-all", key, value}, Stderr: &out,
 		})
 		return err
 	})

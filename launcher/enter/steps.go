@@ -62,7 +62,9 @@ func (c Command) outerSteps(p *plan) error {
 	p.call("closing the list", unix.SYS_CLOSE, planFD)
 	p.call("the socket", unix.SYS_FCNTL, reportFD, unix.F_SETFD, unix.FD_CLOEXEC)
 	p.undumpable()
-	p.call("no_new_privs", unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1)
+	if c.Process.NoNewPrivileges {
+		p.call("no_new_privs", unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1)
+	}
 	// An anonymous session keyring of root of the host instead of the gateway's. A kernel may lack keys.
 	p.call("the session keyring", unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, 0).ignore(unix.ENOSYS)
 	if score := c.Process.OOMScoreAdj; score != nil {
@@ -105,6 +107,9 @@ func (c Command) innerSteps(p *plan) error {
 		return err
 	}
 	p.bound(root)
+	if !c.Process.NoNewPrivileges {
+		p.filter(c.Filter) // without no_new_privs, this needs CAP_SYS_ADMIN in the box's user namespace
+	}
 	p.setCapabilities(root)
 	if c.Process.Terminal {
 		c.terminal(p)
@@ -112,7 +117,9 @@ func (c Command) innerSteps(p *plan) error {
 	p.call("chdir to "+c.Process.Cwd, unix.SYS_CHDIR, p.text(c.Process.Cwd))
 	p.become(user.UID, user.GID, user.AdditionalGids)
 	p.setCapabilities(own)
-	p.filter(c.Filter)
+	if c.Process.NoNewPrivileges {
+		p.filter(c.Filter)
+	}
 	return c.execute(p)
 }
 
@@ -179,7 +186,8 @@ func (p *plan) rights(fd int) uintptr {
 	return p.words(0, 0, vector, 1, at, uintptr(len(control)), 0)
 }
 
-// filter installs the filter for system calls. From here on it applies, so it must allow write, execve and exit_group.
+// filter installs the filter for system calls. From here on it applies, so it must allow the following calls; write, execve and
+// exit_group at least.
 func (p *plan) filter(f []unix.SockFilter) {
 	raw := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(f))), len(f)*int(unsafe.Sizeof(unix.SockFilter{})))
 	program := p.words(uintptr(len(f)), p.put(raw)) // struct sock_fprog

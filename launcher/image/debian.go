@@ -35,14 +35,15 @@ type recipe struct {
 }
 
 // completePackages are programs that most commands of an agent need (Node and npm come from elsewhere, see nodeRelease; ssh
-// is for git; esbuild is for TypeScript; libstdc++6 is for Node), and openssl, ip, ping and ps for debugging.
-const completePackages = "ca-certificates,curl,git,python3,python3-pip,python3-venv,python-is-python3,esbuild,libstdc++6,openssl,openssh-client,iproute2,iputils-ping,procps"
+// is for git; esbuild is for TypeScript; libstdc++6 is for Node; sudo is for boxes with launcher.root), and openssl, ip, ping and ps
+// for debugging.
+const completePackages = "ca-certificates,curl,git,python3,python3-pip,python3-venv,python-is-python3,esbuild,libstdc++6,openssl,openssh-client,iproute2,iputils-ping,procps,sudo"
 
 // recipes are the images built here, by name.
 var recipes = map[string]recipe{
-	Debian: {key: "debian-8", variant: "minbase", about: "about a minute, once", complete: true, packages: completePackages},
+	Debian: {key: "debian-9", variant: "minbase", about: "about a minute, once", complete: true, packages: completePackages},
 	// The key also has the one of the agents, see [Store.source].
-	DebianAgents: {key: "debian-agents-1", variant: "minbase", about: "some minutes, once", complete: true, agents: true, packages: completePackages + ",ripgrep"},
+	DebianAgents: {key: "debian-agents-2", variant: "minbase", about: "some minutes, once", complete: true, agents: true, packages: completePackages + ",ripgrep"},
 	DebianMin:    {key: "debian-min-1", variant: "essential", about: "once", packages: "ca-certificates,curl,busybox"},
 }
 

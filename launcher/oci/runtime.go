@@ -17,9 +17,11 @@ type Runtime struct {
 	Package string // Debian's package; "" if it is not packaged
 	Install string // how to install it
 
-	Args       []string   // flags before every command
-	CreateArgs []string   // flags of create
-	CgroupFlag CgroupFlag // how exec puts a command into a control group below the box's
+	Args       []string // flags before every command
+	CreateArgs []string // flags of create
+	// SetUserIDArgs are flags before every command that make set-user-ID programs have their effect in a guest kernel.
+	SetUserIDArgs []string
+	CgroupFlag    CgroupFlag // how exec puts a command into a control group below the box's
 
 	// OwnNetwork: a box has a network stack in addition to the kernel's, which removes the addresses from the interface
 	// when it starts. From then on the gateway must not change the inside of the network namespace, and processes of the

@@ -62,6 +62,8 @@ var gvisor = &Runtime{
 	// restarts of the host need them there.
 	Args: []string{"--network=sandbox", "--overlay2=none", "--file-access=shared", "--host-uds=none", "--platform=systrap"},
 
+	SetUserIDArgs: []string{"--allow-suid"},
+
 	OwnNetwork:       true,
 	OwnProcesses:     true,
 	OwnFiles:         true,

@@ -22,6 +22,9 @@ type Layers struct {
 	Mounts  string   // directory of the following two mount points
 	Lower   string   // the image with mapped owners
 	Root    string   // the root of the box
+	// SetUserID: programs in the root may change their user. The kernel allows that only in a mount namespace of the box,
+	// and only to users of the box.
+	SetUserID bool
 }
 
 // Mount mounts a box's writable layer, which may already exist, over the image. owner is the box's root on the host. The
@@ -51,7 +54,7 @@ func (l Layers) Mount(owner int) error {
 	if err != nil {
 		return err
 	}
-	return mountOverlay(lowers, l.Upper, l.Work, l.Root)
+	return l.mountOverlay(lowers)
 }
 
 // mountLowers mounts the read-only layers, and returns their mount points, the highest first.
@@ -103,9 +106,9 @@ func mountIDMapped(from, to, userPin string) error {
 // mountOverlay mounts the layers by file descriptor, because a box can read the options of its root in
 // /proc/self/mountinfo, and must not see paths of the host. With these options an upper directory contains no path or
 // handle of another layer, so that it can become a layer itself.
-func mountOverlay(lowers []string, upper, work, at string) error {
+func (l Layers) mountOverlay(lowers []string) error {
 	var paths []string
-	for _, dir := range append([]string{upper, work}, lowers...) {
+	for _, dir := range append([]string{l.Upper, l.Work}, lowers...) {
 		fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -116,7 +119,11 @@ func mountOverlay(lowers []string, upper, work, at string) error {
 	opts := []string{
 		"upperdir=" + paths[0], "workdir=" + paths[1], "lowerdir=" + strings.Join(paths[2:], ":"), "redirect_dir=off", "metacopy=off", "index=off",
 	}
-	err := unix.Mount("overlay", at, "overlay", unix.MS_NODEV|unix.MS_NOSUID, strings.Join(opts, ","))
+	flags := uintptr(unix.MS_NODEV | unix.MS_NOSUID)
+	if l.SetUserID {
+		flags = unix.MS_NODEV
+	}
+	err := unix.Mount("overlay", l.Root, "overlay", flags, strings.Join(opts, ","))
 	if err != nil {
 		return fmt.Errorf("cannot mount the box's root (%w): boxes need overlayfs and a state directory on ext4, xfs or btrfs", err)
 	}

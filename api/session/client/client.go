@@ -22,6 +22,7 @@ type Request struct {
 	Command  []string          // argv
 	Dir      string            // absolute, or below /workspace/home
 	Env      []string          // NAME=value, added to that of the box
+	User     string            // boxuser, root, UID or UID:GID; empty: boxuser
 	Terminal *api.TerminalSize // nil: three streams
 }
 
@@ -43,6 +44,7 @@ type frame struct {
 	Argv   []string `json:"argv,omitempty"`
 	Cwd    string   `json:"cwd,omitempty"`
 	Env    []string `json:"env,omitempty"`
+	User   string   `json:"user,omitempty"`
 	TTY    bool     `json:"tty,omitempty"`
 	Acks   bool     `json:"ackInput,omitempty"`
 	Rows   uint16   `json:"rows,omitempty"` // start and resize
@@ -81,7 +83,7 @@ func Open(ctx context.Context, c *api.Client, box string, req Request) (*Session
 }
 
 func (s *Session) start(box string, req Request) error {
-	f := frame{Type: "start", Argv: req.Command, Cwd: req.Dir, Env: req.Env, Acks: true}
+	f := frame{Type: "start", Argv: req.Command, Cwd: req.Dir, Env: req.Env, User: req.User, Acks: true}
 	if req.Terminal != nil {
 		f.TTY, f.Rows, f.Cols = true, req.Terminal.Rows, req.Terminal.Cols
 	}

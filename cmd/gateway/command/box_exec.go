@@ -28,7 +28,7 @@ import (
 
 // boxExec holds the flags of `gateway box exec`.
 type boxExec struct {
-	dir           string
+	dir, user     string
 	input, useTTY bool
 }
 
@@ -51,6 +51,7 @@ func newBoxExec(o *cli.Options) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&e.dir, "dir", "", "working directory (default: /workspace/home)")
+	cmd.Flags().StringVar(&e.user, "user", "", "boxuser, root, UID or UID:GID of the box (default: boxuser)")
 	cmd.Flags().BoolVarP(&e.input, "interactive", "i", false, "pass standard input to the command")
 	cmd.Flags().BoolVarP(&e.useTTY, "tty", "t", false, "give the command a terminal; requires a terminal here and implies -i")
 	return cmd
@@ -62,12 +63,12 @@ func (e *boxExec) run(cmd *cobra.Command, client *api.Client, box string, comman
 		if tty == nil {
 			return cli.Usagef("-t needs a terminal, but standard input is not one; use -i alone")
 		}
-		return runInteractive(cmd, client, box, session.Request{Command: command, Dir: e.dir}, tty)
+		return runInteractive(cmd, client, box, session.Request{Command: command, Dir: e.dir, User: e.user}, tty)
 	}
 	if e.input {
-		return runInteractive(cmd, client, box, session.Request{Command: command, Dir: e.dir}, nil)
+		return runInteractive(cmd, client, box, session.Request{Command: command, Dir: e.dir, User: e.user}, nil)
 	}
-	req := api.ExecRequest{Command: command, Dir: e.dir}
+	req := api.ExecRequest{Command: command, Dir: e.dir, User: e.user}
 	status, err := client.Exec(cmd.Context(), box, req, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	if by, ok := errors.AsType[cli.Interrupted](context.Cause(cmd.Context())); ok && err != nil {
 		return cli.StatusError{Status: by.Status(), Err: errors.New("interrupted; the command goes on in the box. With -i, Ctrl-C reaches the command")}
@@ -168,7 +169,7 @@ var shell = []string{"sh", "-c", "command -v bash >/dev/null && exec bash -l; ex
 
 // newBoxShell is `gateway box shell`.
 func newBoxShell(o *cli.Options) *cobra.Command {
-	var dir string
+	var dir, user string
 	cmd := &cobra.Command{
 		Use:   "shell BOX",
 		Short: "Open a shell in a box and exit with its status",
@@ -182,10 +183,11 @@ func newBoxShell(o *cli.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return runInteractive(cmd, client, args[0], session.Request{Command: shell, Dir: dir}, tty)
+			return runInteractive(cmd, client, args[0], session.Request{Command: shell, Dir: dir, User: user}, tty)
 		},
 	}
 	cmd.Flags().StringVar(&dir, "dir", "", "working directory (default: /workspace/home)")
+	cmd.Flags().StringVar(&user, "user", "", "boxuser, root, UID or UID:GID of the box (default: boxuser)")
 	return cmd
 }
 
