@@ -64,6 +64,7 @@ type Box struct {
 	Status          Status
 	Error           string // why Status is error or gone; shown to the caller
 	Progress        string // progress on its image, while Status is creating
+	Root            bool   // code in the box may become its root; see launcher.root
 	V4, V6          netip.Addr
 	Source          policy.Source // source of its outgoing traffic; zero: the host chooses
 	Limits          BoxLimits

@@ -163,6 +163,9 @@ func (l *Launcher) cgroup(id policy.BoxID) cgroup.Group {
 	return cgroup.Group("/boxgate-" + l.tag + "-" + string(id))
 }
 
+// GivesRoot reports whether boxes are started with [Config].Root.
+func (l *Launcher) GivesRoot() bool { return l.cfg.Root }
+
 // HasOwnStack reports whether boxes have their own network stack; see [oci.Runtime].OwnNetwork.
 func (l *Launcher) HasOwnStack() bool { return l.runtime.OwnNetwork }
 

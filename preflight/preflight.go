@@ -39,6 +39,9 @@ func Check(cfg config.Config) []Finding {
 	if !cfg.Launcher.Enabled { // the checks below are for launched boxes
 		return findings
 	}
+	if cfg.Launcher.Root {
+		findings = append(findings, Finding{"root in boxes, by launcher.root", nil})
+	}
 	return append(findings, []Finding{
 		{"control groups", needCgroups()},
 		{"runtime " + cfg.Launcher.Runtime, needRuntime(cfg.Launcher.Runtime)},

@@ -228,6 +228,7 @@ type boxView struct {
 	Progress       string            `json:"progress,omitempty" doc:"progress of pulling or building the box's image, while status is creating"`
 	Ephemeral      bool              `json:"ephemeral"`
 	ExpiresAt      int64             `json:"expires_at,omitempty"`
+	Root           bool              `json:"root,omitempty" doc:"code in the box may become the box's root: it was started with launcher.root"`
 	IPv4           string            `json:"ipv4,omitempty"`
 	IPv6           string            `json:"ipv6,omitempty"`
 	Sources        []netip.Addr      `json:"source_addresses,omitempty" doc:"host addresses that the box's traffic leaves from; absent: the host chooses"`
@@ -263,7 +264,7 @@ type boxView struct {
 func viewBox(b api.Box) boxView {
 	v := boxView{
 		ID: b.ID, CustomerID: api.CustomerID, Name: b.Name, Labels: orEmpty(b.Labels), Size: b.Size, Runtime: b.Runtime,
-		KeepAlive: b.KeepAlive, Status: b.Status, Error: b.Error, Progress: b.Progress, Ephemeral: b.Ephemeral, ExpiresAt: max(b.ExpiresAt.Unix(), 0),
+		KeepAlive: b.KeepAlive, Status: b.Status, Error: b.Error, Progress: b.Progress, Ephemeral: b.Ephemeral, Root: b.Root, ExpiresAt: max(b.ExpiresAt.Unix(), 0),
 		NetworkPolicy: b.Policy.Spec, PolicyVersion: b.Policy.Version, NamedPolicy: b.Policy.Named,
 		Attached: b.Attached, Sources: b.Source.Addrs(), Limits: b.EffectiveLimits.Map(),
 		Model: b.Hosted.Model, Agent: b.Hosted.Agent, AgentBaseURL: shownURL(b.Hosted), CustomRunner: b.Hosted.CustomRunner,

@@ -235,6 +235,7 @@ func (p *provisioning) findNamespace(context.Context) (err error) {
 	if !found {
 		return launcher.ErrNotFound
 	}
+	p.box.Rooted = status.Root
 	p.netns, err = state.NamespaceOf(status)
 	return err
 }
@@ -276,6 +277,7 @@ func (p *provisioning) startProcess(ctx context.Context) error {
 	if err := p.unlockedStep(func() error { return p.sandboxes.Create(ctx, p.launchSpec()) }); err != nil {
 		return err
 	}
+	p.box.Rooted = p.sandboxes.GivesRoot()
 	return fault.At(ctx, "create: box runs")
 }
 

@@ -319,6 +319,7 @@ func (p *provisioning) restartProcess(ctx context.Context) error {
 	if err := p.unlockedStep(func() error { return p.sandboxes.Restart(ctx, p.launchSpec()) }); err != nil {
 		return err
 	}
+	p.box.Rooted = p.sandboxes.GivesRoot()
 	return fault.At(ctx, "restart: box runs")
 }
 

@@ -64,6 +64,7 @@ type Box struct {
 	Ended          bool      // in state error because its first process has ended; it can be started again
 	RatesChangedAt time.Time // last rate change by a key without the role admin
 	Starts         uint64    // number of times its first process was started or recovered
+	Rooted         bool      // it was started last with launcher.root
 	Alone          bool      // the global header rules do not apply to it; set before it is compiled
 	Deleting       bool      // its deletion has begun: no further steps create anything for it
 	Deleted        bool
@@ -204,7 +205,7 @@ func (b *Box) Publish() {
 	b.Shown.Store(&api.Box{
 		ID: b.ID, Name: b.Name, Labels: b.Record.Labels, Size: b.Record.Size, Runtime: b.Record.Runtime,
 		KeepAlive: b.Record.KeepAlive, InitCommand: b.Record.InitCommand, Ephemeral: b.Record.Ephemeral,
-		ExpiresAt: b.Record.ExpiresAt, Status: b.Status, Error: b.Problem, V4: b.V4, V6: b.V6, Source: b.Record.Source, Limits: api.BoxLimits(b.Record.Limits), Policy: b.policyState(),
+		ExpiresAt: b.Record.ExpiresAt, Status: b.Status, Error: b.Problem, V4: b.V4, V6: b.V6, Source: b.Record.Source, Root: b.Rooted, Limits: api.BoxLimits(b.Record.Limits), Policy: b.policyState(),
 		Hosted: b.Hosted, Attached: attachedView(b.Record.Attached, b.Tap), CreatedBy: b.Record.CreatedBy, CreatedAt: b.CreatedAt, UpdatedAt: b.Record.UpdatedAt,
 	})
 }
