@@ -33,8 +33,8 @@ func present(name string) string {
 	return ""
 }
 
-// each runs a test under every installed runtime. The default must be installed.
-func each(t *testing.T, test func(t *testing.T, w *harness.World, runtime *oci.Runtime)) {
+// each runs a test under every installed runtime, with changes of the configuration. The default must be installed.
+func each(t *testing.T, test func(t *testing.T, w *harness.World, runtime *oci.Runtime), more ...func(*config.Config)) {
 	t.Helper()
 	for _, name := range oci.Names() {
 		path, runtime := present(name), oci.ByName(name)
@@ -50,7 +50,12 @@ func each(t *testing.T, test func(t *testing.T, w *harness.World, runtime *oci.R
 			if runtime.RefusesHybrid {
 				path = harness.WithoutUnified(t, path)
 			}
-			test(t, harness.NewWorld(t, func(c *config.Config) { c.Launcher.Runtime = path }), runtime)
+			test(t, harness.NewWorld(t, func(c *config.Config) {
+				c.Launcher.Runtime = path
+				for _, change := range more {
+					change(c)
+				}
+			}), runtime)
 		})
 	}
 }

@@ -145,7 +145,7 @@ api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/cha
 api/server: policy rule/header audit api api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/schema:
-api/session: policy api api/history api/problem api/rest api/strict quota
+api/session: policy api api/history api/problem api/rest api/spec api/strict quota
 api/session/client: api
 api/settings: policy agents api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict llm rule/header
 api/snapshots: policy api api/history api/problem api/rest api/strict
