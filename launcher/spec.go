@@ -6,6 +6,8 @@ import (
 	"io"
 	"maps"
 	"net/netip"
+	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -193,6 +195,9 @@ func environment(base []string, user execUser, box, command map[string]string) [
 	env["HOME"] = user.home
 	env["USER"] = user.name
 	env["LOGNAME"] = user.name
+	if user.uid == 0 {
+		env["PATH"] = pathOfRoot(env["PATH"])
+	}
 	if env["LANG"] == "" {
 		env["LANG"] = "C.UTF-8"
 	}
@@ -206,6 +211,15 @@ func environment(base []string, user execUser, box, command map[string]string) [
 		list = append(list, k+"="+env[k])
 	}
 	return list
+}
+
+// pathOfRoot returns the directories of an image's PATH in which root looks for programs: not those of the box's user, who
+// could put a program there that the image lacks.
+func pathOfRoot(value string) string {
+	dirs := slices.DeleteFunc(filepath.SplitList(value), func(dir string) bool {
+		return !path.IsAbs(dir) || strings.HasPrefix(path.Clean(dir)+"/", rootfs.Home+"/")
+	})
+	return strings.Join(dirs, ":")
 }
 
 // InstallCA makes programs in a root file system trust a CA and further roots, given in PEM, in addition to the public

@@ -21,7 +21,7 @@ const install = `echo '` + shopSources + `' | SUDO tee /etc/apt/sources.list >/d
 func newRootBox(t *testing.T, root bool) (*harness.World, *shop, string) {
 	t.Helper()
 	w := harness.NewWorld(t, func(c *config.Config) {
-		c.Launcher.Images["debian"], c.Launcher.Root = "debian", root
+		c.Launcher.Images["debian"], c.Launcher.Images["min"], c.Launcher.Root = "debian", "debian-min", root
 	})
 	s := openShop(t, w)
 	return w, s, w.Create(map[string]any{
@@ -93,13 +93,20 @@ func TestExecAsRoot(t *testing.T) {
 			t.Errorf("%q: %v", user, err)
 		}
 	}
-	// What the gateway itself runs as root in the box is not a program of the box's user, wherever the box's variables lead.
-	evil := w.Create(map[string]any{"runtime": "debian", "env_vars": map[string]string{"PATH": "/workspace/home/bin:/usr/bin:/bin"}})
-	w.MustSh(evil, `mkdir bin && printf '#!/bin/sh\nid -u >>/tmp/ran\nexec /usr/bin/git "$@"\n' >bin/git && chmod +x bin/git && git --version`)
-	if err := w.Client.Do(t.Context(), "PUT", api.BoxPath(evil, "config", "git"), map[string]string{"git_user_name": "Maria"}, nil); err != nil {
+	// What the gateway itself runs as root is not a program of the box's user, which an image without git would find in PATH.
+	without := w.Create(map[string]any{"runtime": "min"})
+	w.MustSh(without, `mkdir -p .local/bin && printf '#!/bin/sh\nid -u >>/tmp/ran\n' >.local/bin/git && chmod +x .local/bin/git && git`)
+	err := w.Client.Do(t.Context(), "PUT", api.BoxPath(without, "config", "git"), map[string]string{"git_user_name": "Maria"}, nil)
+	if err == nil || !strings.Contains(err.Error(), "git cannot be configured") {
 		t.Error(err)
 	}
-	if out := w.MustSh(evil, "cat /tmp/ran; git config user.name"); out != "1000\nMaria\n" {
+	if out := w.MustSh(without, "cat /tmp/ran"); out != "1000\n" {
+		t.Errorf("git of the box's user has run as %q", out)
+	}
+	if err := w.Client.Do(t.Context(), "PUT", api.BoxPath(box, "config", "git"), map[string]string{"git_user_name": "Maria"}, nil); err != nil {
+		t.Error(err)
+	}
+	if out := w.MustSh(box, "git config user.name"); out != "Maria\n" {
 		t.Errorf("%q", out)
 	}
 }

@@ -230,17 +230,13 @@ func (g *Git) SetGitIdentity(ctx context.Context, id policy.BoxID, name, email s
 	return is.Name, is.Email, err
 }
 
-// systemPath are the directories of an image that belong to root.
-const systemPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
 // configure sets a value in the system-wide git configuration of a box.
 func (g *Git) configure(ctx context.Context, id policy.BoxID, key, value string) error {
 	var out bytes.Buffer
 	var res launcher.Result
 	err := g.usage.doAwake(ctx, id, func(*state.Box) (err error) {
 		res, err = g.usage.sandboxes.Exec(ctx, id, launcher.ExecSpec{
-			// The box's variables may put directories into PATH that its user can write.
-			User: "root", Cwd: "/", Env: map[string]string{"PATH": systemPath}, Args: []string{"git", "config", "--file", "/etc/gitconfig", "--replace-all", key, value}, Stderr: &out,
+			User: "root", Cwd: "/", Args: []string{"git", "config", "--file", "/etc/gitconfig", "--replace-all", key, value}, Stderr: &out,
 		})
 		return err
 	})
