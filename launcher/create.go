@@ -126,8 +126,11 @@ func (l *Launcher) removeOnError(id policy.BoxID, err *error) {
 type rootWriter func(*rootfs.Root, Spec) error
 
 func (l *Launcher) writeNewRoot(root *rootfs.Root, spec Spec) error {
+	if l.cfg.Root {
+		l.letSudo(root, spec)
+	}
 	return root.PrepareNew(rootfs.Identity{Hostname: spec.hostname(), DNS: spec.DNS, Git: rootfs.GitIdentity(spec.Git), CA: spec.CA, Roots: spec.Roots, Agents: spec.Agents, Files: spec.Files,
-		Restored: len(spec.Layers) > 0, Sudo: l.cfg.Root})
+		Restored: len(spec.Layers) > 0})
 }
 
 // buildRoot mounts the box's root, writes files into it and writes the runtime's configuration.

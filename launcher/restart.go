@@ -96,7 +96,8 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 	return err
 }
 
-// letSudo lets the user of a box that had no Config.Root use sudo. The box may have put anything there; it then starts without.
+// letSudo lets the box's user use sudo, also if it is installed later. An image or a box may have anything in the place of the file; the
+// box then starts without.
 func (l *Launcher) letSudo(root *rootfs.Root, spec Spec) {
 	if err := root.LetSudo(); err != nil {
 		l.log.Warn("sudo in a box asks for a password", zap.String("box", string(spec.ID)), zap.Error(err))

@@ -185,12 +185,12 @@ for path in ('/', '/root', '/workspace/home'):
     fd = os.open(path, os.O_RDONLY)
     attributes = bytearray(28)
     try: fcntl.ioctl(fd, 0x801c581f, attributes)  # FS_IOC_FSGETXATTR
-    except OSError: continue
+    except OSError as e: has('no attributes of %s: %s' % (path, e)); continue
     flags, extent, extents, project, cow = struct.unpack_from('<5I', attributes)
     for flags, project in ((flags, project + 7), (flags ^ 0x200, project), (flags, 0 if project else 9)):
         struct.pack_into('<5I', attributes, 0, flags, extent, extents, project, cow)
         try: fcntl.ioctl(fd, 0x401c5820, attributes); has('a project of ' + path)
-        except OSError: pass
+        except OSError as e: e.errno in (1, 22) or has('a project of %s: %s' % (path, e))  # the kernel refuses it before the file system does
     for flag in (0x10, 0x20):  # immutable, append only
         try: fcntl.ioctl(fd, 0x40086602, struct.pack('<l', flag)); has('flags of ' + path)
         except OSError: pass

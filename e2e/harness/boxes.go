@@ -84,7 +84,11 @@ func (w *World) Sh(box, line string) (string, int) {
 	ctx, cancel := context.WithTimeout(w.T.Context(), ExecMost)
 	defer cancel()
 	var out bytes.Buffer
-	code, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}}, &out, &out)
+	user := ""
+	if Rooted() {
+		user = "root"
+	}
+	code, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}, User: user}, &out, &out)
 	if err != nil {
 		w.T.Fatalf("exec %q: %v (%s)", line, err, out.String())
 	}
@@ -274,6 +278,35 @@ func AttachedRun(ctx context.Context, tests ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^("+strings.Join(tests, "|")+")$", "-test.v", "-test.count=1")
 	cmd.Env = append(os.Environ(), boxesAreAttached+"=1", binaryVariable+"="+Gateway())
 	return cmd
+}
+
+// boxesAreRooted is an environment variable. If it is set, boxes are started with launcher.root, and [World.Sh] runs commands as
+// their root.
+const boxesAreRooted = "BOXGATE_TEST_ROOTED"
+
+// Rooted reports whether this is a [RootedRun].
+func Rooted() bool { return os.Getenv(boxesAreRooted) != "" }
+
+// RootedRun prepares another run of this test binary, as [AttachedRun] does. Its boxes are started with launcher.root, and their
+// commands run as root.
+func RootedRun(ctx context.Context, tests ...string) *exec.Cmd {
+	cmd := AttachedRun(ctx, tests...)
+	cmd.Env = append(os.Environ(), boxesAreRooted+"=1", binaryVariable+"="+Gateway())
+	return cmd
+}
+
+// Repeat fails the test unless the named tests of its package pass in another run of the test binary.
+func Repeat(t *testing.T, run *exec.Cmd, tests ...string) {
+	t.Helper()
+	out, err := run.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v:\n%s", err, Tail(string(out), 40_000))
+	}
+	for _, name := range tests {
+		if !strings.Contains(string(out), "--- PASS: "+name+" ") {
+			t.Errorf("%s did not pass", name)
+		}
+	}
 }
 
 // ForeignBox is a sandbox that the gateway did not create: a process in new namespaces, which end with the test.

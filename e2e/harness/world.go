@@ -77,6 +77,7 @@ func NewStopped(t *testing.T, o lab.Options) *World {
 func patiently(change func(*config.Config)) func(*config.Config) {
 	return func(c *config.Config) {
 		c.Limits.PeekTimeout = time.Minute
+		c.Launcher.Root = Rooted()
 		if change != nil {
 			change(c)
 		}

@@ -39,7 +39,6 @@ type Identity struct {
 	Roots    []byte // PEM certificates trusted like public roots; may be empty
 	Agents   []byte // introduction for agents; may be empty
 	Files    []HomeFile
-	Sudo     bool // the user may become root by sudo, see [Root.LetSudo]
 	Restored bool // the root has the files of another box, whose CA must be removed
 }
 
@@ -59,12 +58,6 @@ func (b *Root) PrepareNew(is Identity) error {
 		{"its certificates", func() error { return b.trust(is.CA, is.Roots) }},
 		{"its introduction for agents", func() error { return b.writeAgents(is.Agents) }},
 		{"the files of its agent", func() error { return b.writeHome(is.Files) }},
-		{"the rights of its user", func() error {
-			if !is.Sudo {
-				return nil
-			}
-			return b.LetSudo()
-		}},
 	} {
 		if err := step.do(); err != nil {
 			return fmt.Errorf("cannot write %s: %w", step.what, err)
