@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -469,4 +470,32 @@ func TestATurnEnds(t *testing.T) {
 			t.Errorf("%d turns are free, %d wait", s.free, len(s.waiting))
 		}
 	})
+}
+
+// TestPathOfRoot: root looks for programs in no directory that the box's user owns, nor in one that depends on where it is.
+func TestPathOfRoot(t *testing.T) {
+	t.Parallel()
+	for image, want := range map[string]string{
+		"/usr/bin:/bin:/workspace/home/.local/bin": "/usr/bin:/bin",
+		"/workspace/home:/bin:/workspace/home/":    "/bin",
+		"/workspace//home/./bin:/bin":              "/bin",
+		".:/bin:bin::":                             "/bin",
+		"/usr/../workspace/home/x:/opt/bin":        "/opt/bin",
+		"/workspace/homes/bin":                     "/workspace/homes/bin",
+		"":                                         "",
+	} {
+		if got := pathOfRoot(image); got != want {
+			t.Errorf("%q: %q, want %q", image, got, want)
+		}
+	}
+	for _, user := range []string{"root", "0", "0:5"} {
+		u, err := parseUser(user)
+		if err != nil {
+			t.Fatal(err)
+		}
+		env := environment([]string{"PATH=/workspace/home/bin:/bin"}, u, nil, nil)
+		if !slices.Contains(env, "PATH=/bin") {
+			t.Errorf("%s: %q", user, env)
+		}
+	}
 }

@@ -213,8 +213,8 @@ func environment(base []string, user execUser, box, command map[string]string) [
 	return list
 }
 
-// pathOfRoot returns the directories of an image's PATH in which root looks for programs: not those of the box's user, who
-// could put a program there that the image lacks.
+// pathOfRoot returns root's PATH: that of the image without the directories of the box's user, who could put a program there that
+// the image lacks.
 func pathOfRoot(value string) string {
 	dirs := slices.DeleteFunc(filepath.SplitList(value), func(dir string) bool {
 		return !path.IsAbs(dir) || strings.HasPrefix(path.Clean(dir)+"/", rootfs.Home+"/")

@@ -48,6 +48,9 @@ func TestSudoInstallsPackages(t *testing.T) {
 	if !shownRoot(t, w, box) {
 		t.Error("box get does not show it")
 	}
+	if out, _ := w.GatewayCommand("check", "--config", w.Config); !strings.Contains(out, "root in boxes, by launcher.root") {
+		t.Errorf("gateway check does not show it: %s", out)
+	}
 	if out := w.MustSh(box, strings.ReplaceAll(install, "SUDO", "sudo")); !strings.HasSuffix(out, "welcome\n") {
 		t.Errorf("%q", out)
 	}
