@@ -113,6 +113,8 @@ func TestAttackFromABoxWithRoot(t *testing.T) {
 		"privileges": probeBoxCannotGainPrivileges, "nobody outside": probeRootInTheBoxIsNobodyOutside, "other boxes": probeBoxesShareNothing,
 		"limits of commands": probeLimitsOfCommandsHold, "mounts of the host": probeBoxSeesNoMountsOfTheHost,
 		"entering processes": entered(probeAttackOnEnteringProcesses), "paths of the command": entered(probeAttackThroughPathsOfTheCommand),
+		"system calls, by the runtime": started(probeAttackSystemCalls), "the runtime's exec on its way in": started(probeAttackTheRuntimeOnItsWayIn),
+		"working directory, by the runtime": started(probeAttackWorkingDirectory), "privileges, by the runtime": started(probeBoxCannotGainPrivileges),
 		"terminal": entered(probeAttackOnTheTerminal), "stopped entry": entered(probeStoppedEntryEndsWithItsCaller),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -130,6 +132,15 @@ func entered(probe func(*testing.T, *Launcher)) func(*testing.T, *Launcher) {
 			t.Fatal("boxes cannot be entered on this host")
 		}
 		l.entersOnly = true
+		probe(t, l)
+	}
+}
+
+// started makes a probe run in boxes whose commands the runtime starts.
+func started(probe func(*testing.T, *Launcher)) func(*testing.T, *Launcher) {
+	return func(t *testing.T, l *Launcher) {
+		t.Helper()
+		l.entering = nil
 		probe(t, l)
 	}
 }
