@@ -55,7 +55,8 @@ emit("tool", { name: "Read", input: { path: "a" }, tool_use_id: "t1" });
 emit("tool_result", { tool_use_id: "t1", output: "seen" });
 emit("text", { text });
 if (text === "wait") await new Promise((done) => setTimeout(done, 3600_000));
-emit("done", { output: text, input_tokens: usage.input_tokens, output_tokens: usage.output_tokens, total_cost_usd: 5, session_id: value("--session") ?? "conversation-1" });
+if (args.includes("strange")) emit("strange", { text });
+emit("done", { output: text, input_tokens: usage.input_tokens, output_tokens: usage.output_tokens, cached_input_tokens: usage.cached_input_tokens, total_cost_usd: 5, session_id: value("--session") ?? "conversation-1" });
 `
 
 // agentImage makes an image with stand-ins for the built-in harnesses, from the default image.
@@ -111,7 +112,7 @@ func serveModels(t *testing.T, w *harness.World) {
 				http.Error(w, "who are you?", http.StatusUnauthorized)
 				return
 			}
-			answerPrompt(w, r)
+			s.answerPrompt(w, r)
 		}
 	}
 	for host, of := range map[string]struct {
@@ -133,10 +134,13 @@ func serveModels(t *testing.T, w *harness.World) {
 	}
 }
 
-// receive stores posted bodies, and lists them to GET requests.
+// receive stores posted bodies, and lists them to GET requests. Below /own/ it does so with the field X-Own.
 func (s *seen) receive(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodPost {
 		body, _ := io.ReadAll(r.Body)
+		if strings.HasPrefix(r.URL.Path, "/own/") {
+			body = fmt.Appendf(nil, `{"own":%q,"body":%s}`, r.Header.Get("X-Own"), body)
+		}
 		s.add(r.URL.Path, string(body))
 		return
 	}
@@ -145,8 +149,16 @@ func (s *seen) receive(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "[%s]", strings.Join(s.requests[r.URL.Path], ","))
 }
 
+// first reports whether a prompt is asked for the first time.
+func (s *seen) first(prompt string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.requests["prompts"] = append(s.requests["prompts"], prompt)
+	return slices.Index(s.requests["prompts"], prompt) == len(s.requests["prompts"])-1
+}
+
 // answerPrompt answers with the request itself, except for some prompts.
-func answerPrompt(w http.ResponseWriter, r *http.Request) {
+func (s *seen) answerPrompt(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	var asked struct{ Prompt string }
 	if err != nil || json.Unmarshal(body, &asked) != nil {
@@ -158,7 +170,7 @@ func answerPrompt(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case asked.Prompt == "wait":
 		text = "wait"
-	case asked.Prompt == "overloaded":
+	case asked.Prompt == "overloaded", strings.HasPrefix(asked.Prompt, "overloaded once") && s.first(asked.Prompt):
 		http.Error(w, "overloaded", 529)
 		return
 	case strings.HasPrefix(asked.Prompt, "structured") && again:
@@ -168,7 +180,7 @@ func answerPrompt(w http.ResponseWriter, r *http.Request) {
 	case strings.HasPrefix(asked.Prompt, "stubborn"):
 		text = "I will not."
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"text": text, "usage": map[string]int{"input_tokens": 7, "output_tokens": 5}}) // the client notices missing data
+	_ = json.NewEncoder(w).Encode(map[string]any{"text": text, "usage": map[string]int{"input_tokens": 7, "output_tokens": 5, "cached_input_tokens": 2}}) // the client notices missing data
 }
 
 // serveSkills adds a GitHub with one public repository of skills, https://github.com/acme/skills.

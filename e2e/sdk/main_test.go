@@ -21,7 +21,7 @@ import (
 func TestMain(m *testing.M) { harness.Main(m) }
 
 // node is a directory with the scripts of testdata and the npm packages that its lock file names.
-type node struct{ dir string }
+type node struct{ dir, types string } // types: the file of shapes, if calls are compared with the SDK's types
 
 func newNode(t *testing.T) node {
 	t.Helper()
@@ -39,7 +39,7 @@ func newNode(t *testing.T) node {
 	if out, err := install.CombinedOutput(); err != nil {
 		t.Fatalf("npm ci: %v\n%s", err, out)
 	}
-	return node{dir}
+	return node{dir: dir}
 }
 
 // command prepares a script of testdata, in its own working directory.

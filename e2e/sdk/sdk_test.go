@@ -21,14 +21,18 @@ var subjects = []string{"lifecycle", "exec", "files", "settings", "schedules", "
 // gateway apart, and run one after the other.
 var subjectsOfAllBoxes = []string{"snapshots", "account"}
 
+// subjectsOfOptions pass each option that the others do not pass. They have a gateway with agents.
+var subjectsOfOptions = []string{"options", "running"}
+
 // methodsOfBox is the number of methods of the class Box in the pinned package, including its namespaces and static
 // ones.
 const methodsOfBox = 66
 
 // result is a line of testdata/run.mjs: the result of a test, or finally all methods and the ones that succeeded.
 type result struct {
-	Test, Error   string
-	Table, Worked []string
+	Test, Error                 string
+	Table, Worked               []string
+	Options, Used, Fields, Seen []string
 }
 
 // TestSDK drives a gateway with the unmodified npm package. Each test of testdata/subjects is a subtest. A method that
@@ -36,6 +40,8 @@ type result struct {
 func TestSDK(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
+	n.types = n.shapes(t)
+	c := newCoverage()
 	var mu sync.Mutex
 	table, worked := map[string]bool{}, map[string]bool{}
 	note := func(r result) {
@@ -47,6 +53,7 @@ func TestSDK(t *testing.T) {
 		for _, m := range r.Worked {
 			worked[m] = true
 		}
+		c.add(r)
 	}
 	t.Run("subjects", func(t *testing.T) {
 		w, key := newWorld(t)
@@ -64,6 +71,16 @@ func TestSDK(t *testing.T) {
 				n.drive(t, w, key, subject, note)
 			}
 		})
+		t.Run("options", func(t *testing.T) {
+			t.Parallel()
+			w := newWorldOfOptions(t)
+			for _, subject := range subjectsOfOptions {
+				t.Run(subject, func(t *testing.T) {
+					t.Parallel()
+					n.drive(t, w, strings.TrimSpace(w.KeyFile("api-key")), subject, note)
+				})
+			}
+		})
 	})
 	ofBox := 0
 	for m := range table {
@@ -77,6 +94,7 @@ func TestSDK(t *testing.T) {
 	if ofBox != methodsOfBox {
 		t.Errorf("Box has %d methods, not %d", ofBox, methodsOfBox)
 	}
+	c.check(t)
 }
 
 // TestSilence drives calls that send nothing for longer than the limits of a client, which are a few seconds here.
@@ -101,7 +119,7 @@ var properties = []string{"Box#networkPolicy", "Box#cwd", "Box#modelConfig"}
 func (n node) drive(t *testing.T, w *harness.World, key, subject string, note func(result)) {
 	t.Helper()
 	cmd := n.command(t.Context(), "run.mjs", subject)
-	cmd.Env = append(os.Environ(), "UPSTASH_BOX_BASE_URL="+baseURL, "UPSTASH_BOX_API_KEY="+key, "UPSTASH_DISABLE_TELEMETRY=1")
+	cmd.Env = append(os.Environ(), "UPSTASH_BOX_BASE_URL="+baseURL, "UPSTASH_BOX_API_KEY="+key, "UPSTASH_DISABLE_TELEMETRY=1", "SHAPES="+n.types)
 	ended := false
 	err := lines(w, cmd, func(dec *json.Decoder) error {
 		var r result

@@ -1,16 +1,34 @@
 // Runs the tests of one subject, and prints a line of JSON for each, then one with the SDK methods that succeeded.
 import * as sdk from "@upstash/box";
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { Recorder } from "./shapes.mjs";
 
 const internal = (name) => name.startsWith("_") || ["constructor", "log", "length", "name", "prototype", "WORKSPACE"].includes(name);
 const worked = new Set();
 
-// watch wraps a function to record its name when a call succeeds.
+// With SHAPES, calls are compared with the SDK's types. WITHOUT is an option that is left out of all calls.
+const shapes = process.env.SHAPES ? JSON.parse(readFileSync(process.env.SHAPES, "utf8")) : { methods: {}, instances: {} };
+const recorder = new Recorder(shapes, process.env.WITHOUT);
+const aliases = {};
+const attempts = new WeakMap(); // error of a call -> records its options
+
+// watch wraps a function to record a call that succeeds.
 function watch(name, fn) {
-  const note = (value) => (worked.add(name), value);
+  const method = () => aliases[name] ?? name;
+  const note = (args, value) => {
+    worked.add(name);
+    recorder.called(method(), args);
+    recorder.answered(method(), value);
+    return instance(value, method());
+  };
+  const failed = (args, error) => {
+    attempts.set(error, () => recorder.called(method(), args));
+    throw error;
+  };
   return function (...args) {
-    const value = fn.apply(this, args);
-    return value instanceof Promise ? value.then((v) => note(instance(v))) : note(value);
+    const value = fn.apply(this, recorder.args(method(), args));
+    return value instanceof Promise ? value.then((v) => note(args, v), (e) => failed(args, e)) : note(args, value);
   };
 }
 
@@ -36,26 +54,45 @@ function* namespaces(object) {
 }
 
 const watched = new WeakSet();
+const kinds = { Box: sdk.Box, EphemeralBox: sdk.EphemeralBox, Run: sdk.Run, StreamRun: sdk.StreamRun };
 
-// instance watches the namespaces of a box that a method returned.
-function instance(value) {
-  const kind = value instanceof sdk.Box ? "Box#" : value instanceof sdk.EphemeralBox ? "EphemeralBox#" : "";
-  if (!kind || watched.has(value)) return value;
+// instance checks a box or run that a method returned, and watches the namespaces of a box.
+function instance(value, method) {
+  const kind = Object.keys(kinds).find((kind) => value?.constructor === kinds[kind]);
+  if (!kind) return value;
+  if (kind !== "StreamRun" && kind in recorder.instances) recorder.instance(kind, value);
+  if (watched.has(value)) return value;
   watched.add(value);
+  if (kind === "StreamRun" && kind in recorder.instances) value[Symbol.asyncIterator] = watchChunks(value, method);
+  if (!kind.endsWith("Box")) return value;
   const own = {};
-  for (const [space, name, fn] of namespaces(value)) (own[space] ??= {})[name] = watch(`${kind}${space}.${name}`, fn);
+  for (const [space, name, fn] of namespaces(value)) (own[space] ??= {})[name] = watch(`${kind}#${space}.${name}`, fn);
   return Object.assign(value, own);
+}
+
+function watchChunks(run, method) {
+  const chunks = recorder.chunks(method, run, run[Symbol.asyncIterator]());
+  return () => chunks;
+}
+
+// Functions under two names have their options under the first.
+for (const [name, other] of [["EphemeralBox.getByName", "Box.get"], ["EphemeralBox.delete", "Box.delete"], ["EphemeralBox.deleteSnapshots", "Box.deleteSnapshots"], ["Box.getByName", "Box.get"]]) {
+  const at = (path) => path.split(".").reduce((o, key) => o[key], sdk);
+  if (at(name) === at(other)) aliases[name] = other;
 }
 
 // The table of methods is read from the package's classes.
 const table = [];
-for (const kind of ["Box", "EphemeralBox", "Run", "StreamRun"]) {
+for (const kind of Object.keys(kinds)) {
   table.push(...watchMembers(sdk[kind], kind + "."), ...watchMembers(sdk[kind].prototype, kind + "#"));
 }
 const blank = new sdk.Box({ id: "none" }, { baseUrl: "", headers: {} });
 const blankEphemeral = new sdk.EphemeralBox(blank, 0);
 for (const [space, name] of namespaces(blank)) table.push(`Box#${space}.${name}`);
-for (const [space, name] of namespaces(blankEphemeral)) table.push(`EphemeralBox#${space}.${name}`);
+for (const [space, name, fn] of namespaces(blankEphemeral)) {
+  table.push(`EphemeralBox#${space}.${name}`);
+  if (fn === blank[space]?.[name]) aliases[`EphemeralBox#${space}.${name}`] = `Box#${space}.${name}`;
+}
 
 const base = process.env.UPSTASH_BOX_BASE_URL;
 const key = process.env.UPSTASH_BOX_API_KEY;
@@ -78,6 +115,14 @@ async function refused(promise, status, sentence) {
   assert.match(error.message, sentence);
 }
 
+// stopped asserts that a call fails because of its options, which are thereby used.
+async function stopped(promise, sentence) {
+  const error = await promise.then((v) => assert.fail(`was not stopped: ${JSON.stringify(v)}`), (e) => e);
+  assert.match(String(error), sentence);
+  attempts.get(error)?.();
+  return error;
+}
+
 // until waits for a condition.
 async function until(what, holds) {
   for (const end = Date.now() + 120_000; Date.now() < end; await new Promise((r) => setTimeout(r, 100))) {
@@ -97,7 +142,7 @@ async function collect(run) {
 const boxes = [];
 const keep = (box) => (boxes.push(box), box);
 const tools = {
-  ...sdk, assert, base, key, call, refused, until, collect,
+  ...sdk, assert, base, key, call, refused, stopped, until, collect,
   create: async (config) => keep(await sdk.Box.create(config)),
   ephemeral: async (config) => keep(await sdk.EphemeralBox.create(config)),
   keep,
@@ -107,8 +152,13 @@ const { default: tests } = await import(`./subjects/${process.argv[2]}.mjs`);
 const state = {};
 for (const [test, body] of Object.entries(tests)) {
   let error;
-  try { await body(tools, state); } catch (e) { error = e?.stack ?? String(e); }
+  recorder.faults.clear();
+  try {
+    await body(tools, state);
+    assert.deepEqual([...recorder.faults], [], "calls and answers do not match the SDK's types");
+  } catch (e) { error = e?.stack ?? String(e); }
   console.log(JSON.stringify({ test, error }));
 }
 for (const box of boxes) await box.delete().catch(() => {});
-console.log(JSON.stringify({ table, worked: [...worked] }));
+const { options, fields } = recorder.table(aliases);
+console.log(JSON.stringify({ table, worked: [...worked], options, used: [...recorder.used], fields, seen: [...recorder.seen] }));
