@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"boxgate/api"
+	"boxgate/api/harness"
 	"boxgate/api/server"
 	"boxgate/audit"
 	"boxgate/host/authlimit"
@@ -81,7 +82,7 @@ func (h *Host) Serve(ctx context.Context) error {
 
 func (h *Host) serveParts(ctx context.Context) error {
 	admin, err := server.New(server.Config{
-		Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(), Silence: h.parts.cfg.Admin.Silence,
+		Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(8 << 20), MaxRun: h.parts.largestBody(harness.MaxBody), Silence: h.parts.cfg.Admin.Silence,
 	})
 	if err != nil {
 		return err
@@ -252,10 +253,9 @@ func (h *Host) finish(drain context.Context, admin *server.API, adminServer, met
 	return errors.Join(err, fault.At(drain, "stop: drained"))
 }
 
-// largestBody returns the maximum size of a request body for the admin API: 8 MiB, or if less, an eighth of the memory
+// largestBody returns the maximum size of a request body for the admin API: largest, or if less, an eighth of the memory
 // for bodies that API keys share, so that one body always fits.
-func (p *parts) largestBody() int64 {
-	largest := int64(8 << 20)
+func (p *parts) largestBody(largest int64) int64 {
 	if shared, _ := p.quotas.Shared(quotas.Memory); shared.Limit > 0 {
 		largest = min(largest, shared.Limit/8)
 	}

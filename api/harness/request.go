@@ -2,6 +2,7 @@ package harness
 
 import (
 	"cmp"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"strconv"
 	"strings"
 	"time"
 
@@ -30,7 +32,7 @@ type runBody struct {
 	Folder       string      `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
 	JSONSchema   freeForm    `json:"json_schema,omitempty" doc:"schema of the answer; passed to the harness in JSON_SCHEMA"`
 	AgentOptions freeForm    `json:"agent_options,omitempty" doc:"passed to the harness in AGENT_OPTIONS"`
-	Files        []fileBody  `json:"files,omitempty" doc:"passed to the harness as JSON in the file PROMPT_FILES_PATH"`
+	Files        []fileBody  `json:"files,omitempty" doc:"passed to the harness as JSON in the file PROMPT_FILES_PATH; at most 10 of at most 10 MiB"`
 	Webhook      webhookBody `json:"webhook,omitempty" doc:"respond immediately, and send the run to this URL when it has ended"`
 	Timeout      *int64      `json:"timeout,omitempty" doc:"milliseconds after which the harness is killed" min:"1" max:"604800000"`
 }
@@ -45,6 +47,18 @@ type webhookBody struct {
 	URL     string            `json:"url" example:"https://hooks.example.com/run"`
 	Headers map[string]string `json:"headers,omitempty"`
 }
+
+// The limits of the files of a prompt, which are those of the SDK.
+const (
+	maxFiles = 10
+	maxFile  = 10 << 20 // bytes
+)
+
+// MaxBody is the size of the largest request for a run: all files in base64, and the rest. [BodyTime] is the time for such a body.
+const (
+	MaxBody  = maxFiles*maxFile/3*4 + 8<<20
+	BodyTime = 5 * time.Minute
+)
 
 // freeForm is any JSON object.
 type freeForm struct{ json.RawMessage }
@@ -141,6 +155,14 @@ func (b *runBody) check() error {
 			p.Add(at, "must be an object of at most %d bytes", api.MaxArgument-64)
 		}
 	}
+	if len(b.Files) > maxFiles {
+		p.Add("/files", "at most %d files", maxFiles)
+	}
+	for i, f := range b.Files[:min(len(b.Files), maxFiles)] {
+		if base64.StdEncoding.DecodedLen(len(strings.TrimRight(f.Data, "="))) > maxFile {
+			p.Add("/files/"+strconv.Itoa(i)+"/data", "is larger than %d bytes", maxFile)
+		}
+	}
 	b.Webhook.check(&p)
 	return p.Err()
 }
@@ -213,13 +235,11 @@ func (e *Endpoints) decode(w http.ResponseWriter, r *http.Request, body *runBody
 			fields[name] = json.RawMessage(data)
 		}
 	}
-	if len(files) > 0 {
-		fields["files"] = files
-	}
 	data, err := json.Marshal(fields)
 	if err != nil {
 		return err
 	}
+	body.Files = files // not by way of JSON, which would copy them twice
 	return strict.Unmarshal(data, body)
 }
 

@@ -106,6 +106,8 @@ type Config struct {
 	Log *zap.Logger
 	// MaxBody is the largest request body in bytes. 0: 8 MiB.
 	MaxBody int64
+	// MaxRun is the largest body of a run of an agent, which contains files. 0: that of package harness.
+	MaxRun int64
 	// BodySilence is how long a client may pause within a request body. 0: 10 s.
 	BodySilence time.Duration
 	// Silence is how long a response may be silent before the API sends something that its reader ignores, so that no client or
@@ -158,6 +160,9 @@ func New(cfg Config) (*API, error) {
 	if cfg.MaxBody == 0 {
 		cfg.MaxBody = 8 << 20
 	}
+	if cfg.MaxRun == 0 {
+		cfg.MaxRun = harness.MaxBody
+	}
 	if cfg.Silence == 0 {
 		cfg.Silence = rest.Silence
 	}
@@ -183,6 +188,11 @@ func New(cfg Config) (*API, error) {
 
 // bodies returns the limits on request bodies.
 func (a *API) bodies() strict.Bodies { return strict.Bodies{Most: a.MaxBody, Silence: a.BodySilence} }
+
+// runBodies returns the reader for bodies that contain files.
+func (a *API) runBodies() strict.Bodies {
+	return strict.Bodies{Most: a.MaxRun, Silence: a.BodySilence, Time: harness.BodyTime}
+}
 
 // Server returns an http.Server for a, with timeouts against slow clients that do not affect streams. Its Shutdown ends
 // the streams of decisions and the sessions immediately, and waits for running commands; [API.Wait] waits for the
@@ -307,7 +317,7 @@ func (a *API) packages() []endpoints {
 		{"boxes", "Creating, attaching, listing and deleting boxes", &boxes.Endpoints{Boxes: a.Boxes, Host: a.Life, Snapshots: a.Snapshots, SelfTests: a.SelfTests, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"lifecycle", "Pausing, resuming and starting boxes", &lifecycle.Endpoints{Boxes: a.Boxes, Host: a.Lifecycle, History: past, Bodies: bodies}},
 		{"commands", "Commands in boxes", &exec.Endpoints{Boxes: a.Boxes, Host: a.Commands, Events: a.Decisions, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
-		{"agents", "Agents of boxes", &harness.Endpoints{Boxes: a.Boxes, Runner: harness.Runner{Commands: a.Commands, Settings: a.Settings, History: past}, Webhooks: a.Webhooks, Bodies: bodies}},
+		{"agents", "Agents of boxes", &harness.Endpoints{Boxes: a.Boxes, Runner: harness.Runner{Commands: a.Commands, Settings: a.Settings, History: past}, Webhooks: a.Webhooks, Bodies: a.runBodies()}},
 		{"sessions", "Interactive commands", a.sessions},
 		{"files", "Files of boxes", &files.Endpoints{Boxes: a.Boxes, Host: a.Files, Bodies: bodies, MaxRead: a.MaxRead, Output: output}},
 		{"git", "Git in boxes", &git.Endpoints{Boxes: a.Boxes, Host: a.Git, Commands: a.Commands, Rules: a.Rules, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// bodyTimeout bounds the time to send a body.
+	// bodyTimeout is the default of [Bodies.Time].
 	bodyTimeout = 30 * time.Second
 	// defaultSilence is the default of [Bodies.Silence].
 	defaultSilence = 10 * time.Second
@@ -37,6 +37,7 @@ const (
 type Bodies struct {
 	Most    int64         // maximum size in bytes
 	Silence time.Duration // maximum pause of the client within a body. 0: 10 s
+	Time    time.Duration // maximum time for the whole body. 0: 30 s
 }
 
 // Read reads the JSON body of a request, within the size limit and a deadline.
@@ -57,7 +58,7 @@ func (b Bodies) Read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	case isTooLarge:
 		return nil, problem.Refuse(http.StatusRequestEntityTooLarge, "the body is larger than %d bytes", tooLarge.Limit)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, problem.Refuse(http.StatusRequestTimeout, "the body did not arrive within %v, or its client paused for %v", bodyTimeout, b.silence())
+		return nil, problem.Refuse(http.StatusRequestTimeout, "the body did not arrive within %v, or its client paused for %v", b.time(), b.silence())
 	}
 	return nil, problem.Refuse(http.StatusBadRequest, "the body is incomplete")
 }
@@ -92,11 +93,13 @@ func (b Bodies) Whole(w http.ResponseWriter, r *http.Request) io.Reader {
 }
 
 func (b Bodies) within(w http.ResponseWriter, r *http.Request, memory *bodyMemory) io.Reader {
-	in := &steady{body: http.MaxBytesReader(w, r.Body, b.Most), rc: http.NewResponseController(w), until: time.Now().Add(bodyTimeout), silence: b.silence()}
+	in := &steady{body: http.MaxBytesReader(w, r.Body, b.Most), rc: http.NewResponseController(w), until: time.Now().Add(b.time()), silence: b.silence()}
 	return &Claimed{r: in, memory: memory, unused: freeBytes}
 }
 
 func (b Bodies) silence() time.Duration { return cmp.Or(b.Silence, defaultSilence) }
+
+func (b Bodies) time() time.Duration { return cmp.Or(b.Time, bodyTimeout) }
 
 // bodyMemory claims memory for the body of a request. It waits if no memory is available.
 type bodyMemory struct {
