@@ -15,7 +15,7 @@ import (
 )
 
 // subjects are the files of testdata/subjects that share a gateway.
-var subjects = []string{"lifecycle", "exec", "files", "settings", "schedules", "ephemeral", "agents", "urls", "git", "newer"}
+var subjects = []string{"lifecycle", "exec", "files", "settings", "schedules", "ephemeral", "agents", "urls", "git", "newer", "faults"}
 
 // subjectsOfAllBoxes delete the snapshots of all boxes of a gateway, or change settings of all of them: they have a
 // gateway apart, and run one after the other.
@@ -28,7 +28,8 @@ var subjectsOfOptions = []string{"options", "running"}
 // ones.
 const methodsOfBox = 66
 
-// result is a line of testdata/run.mjs: the result of a test, or finally all methods and the ones that succeeded.
+// result is a line of testdata/run.mjs: the result of a test with the options that it used, or finally all methods, options and
+// fields, the methods that succeeded, and the fields of answers.
 type result struct {
 	Test, Error                 string
 	Table, Worked               []string
@@ -115,20 +116,25 @@ func TestSilenceOfMinutes(t *testing.T) {
 // properties are the getters of Box, which send no request.
 var properties = []string{"Box#networkPolicy", "Box#cwd", "Box#modelConfig"}
 
+// environment returns the variables of run.mjs.
+func (n node) environment(key string) []string {
+	return []string{"UPSTASH_BOX_BASE_URL=" + baseURL, "UPSTASH_BOX_API_KEY=" + key, "UPSTASH_DISABLE_TELEMETRY=1", "SHAPES=" + n.types}
+}
+
 // drive runs a subject.
 func (n node) drive(t *testing.T, w *harness.World, key, subject string, note func(result)) {
 	t.Helper()
 	cmd := n.command(t.Context(), "run.mjs", subject)
-	cmd.Env = append(os.Environ(), "UPSTASH_BOX_BASE_URL="+baseURL, "UPSTASH_BOX_API_KEY="+key, "UPSTASH_DISABLE_TELEMETRY=1", "SHAPES="+n.types)
+	cmd.Env = append(os.Environ(), n.environment(key)...)
 	ended := false
 	err := lines(w, cmd, func(dec *json.Decoder) error {
 		var r result
 		if err := dec.Decode(&r); err != nil {
 			return err
 		}
+		note(r)
 		if r.Test == "" {
 			ended = true
-			note(r)
 			return nil
 		}
 		t.Run(r.Test, func(t *testing.T) {

@@ -7,7 +7,8 @@ import { Recorder } from "./shapes.mjs";
 const internal = (name) => name.startsWith("_") || ["constructor", "log", "length", "name", "prototype", "WORKSPACE"].includes(name);
 const worked = new Set();
 
-// With SHAPES, calls are compared with the SDK's types. WITHOUT is an option that is left out of all calls.
+// With SHAPES, calls are compared with the SDK's types. WITHOUT is an option that is left out of all calls; then only the
+// tests that use it run (ONLY, as JSON) and the ones that these need, until one fails.
 const shapes = process.env.SHAPES ? JSON.parse(readFileSync(process.env.SHAPES, "utf8")) : { methods: {}, instances: {} };
 const recorder = new Recorder(shapes, process.env.WITHOUT);
 const aliases = {};
@@ -148,17 +149,26 @@ const tools = {
   keep,
 };
 
-const { default: tests } = await import(`./subjects/${process.argv[2]}.mjs`);
+// wanted tells whether a test is among ONLY or needed by one of these: by the table of its subject, or else any earlier test.
+function wanted(test) {
+  if (!process.env.ONLY) return true;
+  const only = JSON.parse(process.env.ONLY), names = Object.keys(tests);
+  if (!needs) return only.some((name) => names.indexOf(name) >= names.indexOf(test));
+  return only.some((name) => name === test || (needs[name] ?? needs[""] ?? []).includes(test));
+}
+
+const { default: tests, needs } = await import(`./subjects/${process.argv[2]}.mjs`);
 const state = {};
-for (const [test, body] of Object.entries(tests)) {
+for (const [test, body] of Object.entries(tests).filter(([test]) => wanted(test))) {
   let error;
-  recorder.faults.clear();
+  recorder.begin();
   try {
     await body(tools, state);
     assert.deepEqual([...recorder.faults], [], "calls and answers do not match the SDK's types");
   } catch (e) { error = e?.stack ?? String(e); }
-  console.log(JSON.stringify({ test, error }));
+  console.log(JSON.stringify({ test, error, used: [...recorder.used] }));
+  if (error && process.env.WITHOUT) break;
 }
 for (const box of boxes) await box.delete().catch(() => {});
 const { options, fields } = recorder.table(aliases);
-console.log(JSON.stringify({ table, worked: [...worked], options, used: [...recorder.used], fields, seen: [...recorder.seen] }));
+console.log(JSON.stringify({ table, worked: [...worked], options, fields, seen: [...recorder.seen] }));

@@ -113,6 +113,12 @@ export class Recorder {
     Object.assign(this, { methods, instances, drop });
   }
 
+  // begin begins a test.
+  begin() {
+    this.used.clear();
+    this.faults.clear();
+  }
+
   *parameters(method, args) {
     for (const [i, p] of (this.methods[method]?.parameters ?? []).entries()) yield { at: `${method}(${p.name})`, shape: p.shape, value: args?.[i] };
   }

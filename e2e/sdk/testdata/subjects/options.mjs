@@ -77,6 +77,9 @@ async function variants(tools, name, make, runtime, more = [{}, {}, {}], holds =
   }));
 }
 
+// needs are the tests that others need.
+export const needs = { "EphemeralBox.fromSnapshot": ["Box.fromSnapshot"], "calls of no box lead to the gateway by their options": ["Box.fromSnapshot", "Box.get"] };
+
 export default {
   "Box.create": async (tools, s) => {
     const { assert, Box, until, call } = tools;
@@ -115,10 +118,10 @@ export default {
     assert.equal((await ruby.exec.command("ls /usr/lib/boxgate/agents/codex")).exitCode, 0);
   },
   "Box.fromSnapshot": async (tools, s) => {
-    const { assert, Box, until, keep } = tools;
+    const { assert, Box, until, keep, call } = tools;
     const plain = keep(await Box.create({ runtime: "node" }));
     s.plain = (await plain.snapshot({ name: "plain" })).id;
-    s.agent = (await keep(await Box.create()).snapshot({ name: "of the default image" })).id;
+    s.agent = (await keep(await Box.create({ agent: agents(modelKey)[0] })).snapshot({ name: "with an agent" })).id;
     await variants(tools, "restored", (c) => Box.fromSnapshot(s.plain, c), "node", [
       { keepAlive: true, initCommand: "echo begun >begun", git: { token } }, { agent: agents(modelKey)[1] }, { agent: agents(modelKey)[2] },
     ], async (box, config) => {
@@ -129,7 +132,10 @@ export default {
       await until("the init command", async () => (await box.exec.command("cat begun")).stdout === "begun\n");
       assert.equal((await box.exec.command("git clone -q https://github.com/acme/app")).exitCode, 0);
     });
+    const restored = keep(await Box.fromSnapshot(s.agent, { agent: agents(modelKey)[0] })); // a snapshot has no keys
+    assert.equal(JSON.parse((await restored.agent.run({ prompt: "hello" })).result).prompt, "hello");
     const own = keep(await Box.fromSnapshot(s.plain, { agent: { harness: "custom", model: "own-model", customHarness: harness } }));
+    assert.deepEqual((await call("GET", `/v2/box/${own.id}`)).json.custom_runner, harness);
     assert.deepEqual([own.modelConfig.harness, own.modelConfig.model, (await own.agent.run({ prompt: "x" })).result], ["custom", "own-model", "own"]);
   },
   "EphemeralBox.fromSnapshot": async (tools, s) => {
@@ -137,12 +143,15 @@ export default {
     const box = tools.keep(await tools.EphemeralBox.fromSnapshot(s.plain, { ttl: 300 }));
     tools.assert.ok(Math.abs(box.expiresAt - Date.now() / 1000 - 300) < 60);
   },
-  "a harness of one's own": async ({ assert, keep, collect, Box, BoxApiKey }) => {
+  "a harness of one's own": async ({ assert, keep, collect, call, Box }) => {
     const box = keep(await Box.create({ agent: { harness: "custom", model: "own-model", customHarness: harness } }));
-    assert.equal(box.modelConfig.model, "own-model");
+    const stored = async () => (await call("GET", `/v2/box/${box.id}`)).json.custom_runner;
+    assert.deepEqual([box.modelConfig.model, await stored()], ["own-model", harness]);
     const { chunks } = await collect(await box.agent.stream({ prompt: "x" }));
     assert.deepEqual(chunks.filter((c) => c.type === "unknown").map((c) => [c.event, c.data]), [["strange", { a: 1 }]]);
-    await box.configureCustomHarness({ ...harness, args: ["-c", harness.args[1].replace("own", "other")], protocol: "box-sse-v1" });
+    const other = { ...harness, args: ["-c", harness.args[1].replace("own", "other")] };
+    await box.configureCustomHarness(other);
+    assert.deepEqual(await stored(), other);
     assert.equal((await box.agent.run({ prompt: "x" })).result, "other");
   },
   "Box.get": async (tools, s) => {

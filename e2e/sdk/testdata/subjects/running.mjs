@@ -1,4 +1,5 @@
 // Each option of runs, schedules, public URLs and policies of a box, with its effect.
+import { createHash, randomBytes } from "node:crypto";
 import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -25,6 +26,9 @@ const harnesses = {
 const received = async (box, url) => JSON.parse((await box.exec.command(`curl -sS ${url}`)).stdout);
 const picture = Buffer.from([0, 255, 128, 10, 13]).toString("base64");
 const inline = [{ data: picture, mediaType: "image/png", filename: "ünïcode name.png" }];
+
+// needs are the tests that others need: here all need the first.
+export const needs = { "": ["schedules begin"] };
 
 export default {
   "schedules begin": async ({ create, assert }, s) => {
@@ -71,6 +75,21 @@ export default {
     } finally {
       await rm(dir, { recursive: true });
     }
+  },
+  "ten files of 10 MiB at most": async ({ create, assert, refused }, s) => {
+    const program = "import base64, hashlib, json, os; f = json.load(open(os.environ['PROMPT_FILES_PATH'])); out = ' '.join(hashlib.sha256(base64.b64decode(x['data'])).hexdigest() for x in f); print('event: done\\ndata: ' + json.dumps({'output': out}) + '\\n')";
+    const box = await create({ agent: { harness: "custom", customHarness: { command: "python3", args: ["-c", program] } } });
+    const large = randomBytes(10 << 20), sum = createHash("sha256").update(large).digest("hex");
+    const dir = await mkdtemp(join(tmpdir(), "sdk-prompt-"));
+    try {
+      await writeFile(join(dir, "a.png"), large);
+      assert.equal((await box.agent.run({ prompt: "x", files: [join(dir, "a.png"), join(dir, "a.png")] })).result, `${sum} ${sum}`);
+    } finally {
+      await rm(dir, { recursive: true });
+    }
+    assert.equal((await box.agent.run({ prompt: "x", files: [{ data: large.toString("base64"), mediaType: "image/png" }] })).result, sum);
+    await refused(box.agent.run({ prompt: "x", files: Array(11).fill(inline[0]) }), 422, /files: at most 10/);
+    await refused(box.agent.run({ prompt: "x", files: [{ ...inline[0], data: randomBytes((10 << 20) + 3).toString("base64") }] }), 422, /larger than/);
   },
   "an answer has the form that its schema requires": async ({ assert }, s) => {
     const run = await s.box.agent.run({ prompt: "structured", responseSchema: z.object({ message: z.string(), messageSize: z.number() }) });
