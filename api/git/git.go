@@ -472,14 +472,15 @@ func (g repository) must(args ...string) (result, error) {
 	return p, err
 }
 
-// failure returns the error for a failed command, with the end of its output.
+// failure returns the error for a failed command, with the beginning and the end of its output: where git prints its usage, the
+// first line has the reason.
 func (p result) failure(what string) error {
 	text := strings.TrimSpace(p.err)
 	if text == "" {
 		text = strings.TrimSpace(p.out)
 	}
-	if most := 2000; len(text) > most {
-		text = strings.ToValidUTF8("…"+text[len(text)-most:], "")
+	if first, last := 500, 1500; len(text) > first+last {
+		text = strings.ToValidUTF8(text[:first]+"…"+text[len(text)-last:], "")
 	}
 	if p.status == notStarted {
 		return api.Errorf(api.ErrConflict, "%s cannot be run, the image of the box may lack it: %s", what, text)

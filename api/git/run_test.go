@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"boxgate/api"
 	"boxgate/api/capture"
@@ -39,5 +40,18 @@ func TestMissingFolderIsSaid(t *testing.T) {
 		if _, err := g.must("status"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("folder there %v: %v", there, err)
 		}
+	}
+}
+
+// The reason is at the beginning of some messages and at the end of others.
+func TestFailureHasBothEnds(t *testing.T) {
+	t.Parallel()
+	text := "warning: Not a git repository.\n" + strings.Repeat("ü usage\n", 1000) + "the end"
+	got := result{err: text, status: 129}.failure("git diff").Error()
+	if !strings.Contains(got, "129: warning: Not a git repository.") || !strings.HasSuffix(got, "the end") || len(got) > 2100 || !utf8.ValidString(got) {
+		t.Errorf("%d bytes: %.100s", len(got), got)
+	}
+	if short := (result{err: "fatal: no", status: 1}).failure("git push").Error(); short != "git push failed with exit code 1: fatal: no" {
+		t.Error(short)
 	}
 }

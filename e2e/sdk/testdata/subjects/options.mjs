@@ -36,7 +36,7 @@ async function made(tools, make, config) {
   const { assert, stopped, Box, keep } = tools;
   const { value: box, sent } = await alone(tools, (connection) => make({ ...config, ...connection, timeout: 500, debug: true }));
   anonymous(assert, sent);
-  const { logged } = await alone(tools, () => stopped(box.exec.command("sleep 100"), /Request timeout/));
+  const { logged } = await alone(tools, () => stopped(box.exec.command("sleep 15"), /Request timeout/));
   assert.match(logged.join("\n"), /^\[Box\] POST http/);
   return keep(await Box.get(box.id));
 }
