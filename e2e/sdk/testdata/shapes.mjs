@@ -141,6 +141,8 @@ export class Recorder {
   answered(method, value) {
     const result = this.methods[method]?.result;
     if (!result) return;
+    // In the SDK's type, runs of schedules are over. The gateway lists the ones that run or were cancelled too.
+    if (method === "Box#listRuns") value = value.map((r) => (/running|cancelled/.test(r.status) ? { ...r, schedule_id: undefined } : r));
     for (const fault of check(result, value, method, this.seen)) this.faults.add(fault);
   }
 

@@ -1,3 +1,5 @@
+import { readFile } from "node:fs/promises";
+
 const harness = `
 const args = process.argv.slice(2);
 const value = (name) => args[args.indexOf(name) + 1];
@@ -47,6 +49,29 @@ export default {
     const { json } = await call("GET", `/v2/box/${s.box.id}`);
     assert.ok(json.total_prompts >= 3);
     assert.deepEqual([json.total_input_tokens, json.total_output_tokens, json.session_id], [3 * json.total_prompts, 5 * json.total_prompts, "s1"]);
+  },
+  "the SDK's own helper speaks the protocol": async ({ create, Agent, assert, collect }) => {
+    const box = await create({ agent: { harness: Agent.Custom, customHarness: { command: "node", args: ["/workspace/home/own.mjs"] } } });
+    await box.files.write({ path: "helper.mjs", content: await readFile(new URL("../node_modules/@upstash/box/dist/custom-harness.js", import.meta.url), "utf8") });
+    await box.files.write({ path: "own.mjs", content: `
+      import { runCustomHarness } from "./helper.mjs";
+      await runCustomHarness(async ({ prompt, model, sessionId, stream }, emit) => {
+        if (prompt === "fail") throw new Error("on purpose");
+        emit.reasoning("hm");
+        emit.tool({ toolCallId: "t1", name: "Look", input: { at: "x" } });
+        emit.toolResult({ toolCallId: "t1", output: { seen: [1] } });
+        emit.text("h\u00e9llo");
+        emit.emit("custom_event", { a: 1 });
+        return { output: JSON.stringify([prompt, model, sessionId, stream]), inputTokens: 3, outputTokens: 5, cachedInputTokens: 2, totalCostUsd: 1, sessionId: "c1" };
+      });` });
+    const { chunks } = await collect(await box.agent.stream({ prompt: "ünï" }));
+    assert.deepEqual(chunks.slice(1, -1), [
+      { type: "reasoning", text: "hm" }, { type: "tool-call", toolCallId: "t1", toolName: "Look", input: { at: "x" } }, { type: "tool-result", toolCallId: "t1", output: { seen: [1] } },
+      { type: "text-delta", text: "héllo" }, { type: "unknown", event: "custom_event", data: { a: 1 } },
+      { type: "finish", output: JSON.stringify(["ünï", "custom", undefined, true]), usage: { inputTokens: 3, outputTokens: 5, cachedInputTokens: 2 }, sessionId: "c1" },
+    ]);
+    assert.deepEqual(JSON.parse((await box.agent.run({ prompt: "again" })).result), ["again", "custom", "c1", true]);
+    await assert.rejects(box.agent.run({ prompt: "fail" }), /on purpose/);
   },
   "the harness is changed": async ({ create, assert }, s) => {
     await s.box.configureCustomHarness({ command: "sh", args: ["-c", "printf 'event: done\\ndata: {\"output\":\"other\"}\\n\\n'", "sh"], protocol: "box-sse-v1" });
