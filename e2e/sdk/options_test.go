@@ -33,26 +33,30 @@ var absentFields = map[string]string{
 	"Schedule.qstash_schedule_id":  "the gateway has schedules of its own",
 }
 
-// shapes are the parameters and results of the SDK's methods, in a file for run.mjs.
+// shapes installs the compiler, and returns the parameters and results of the SDK's methods in a file for run.mjs.
 func (n node) shapes(t *testing.T) string {
 	t.Helper()
-	dir := filepath.Join(n.dir, "types")
 	install := exec.CommandContext(t.Context(), "npm", "ci", "--prefer-offline", "--no-audit", "--no-fund", "--ignore-scripts", "--silent")
-	install.Dir = dir
+	install.Dir = filepath.Join(n.dir, "types")
 	if out, err := install.CombinedOutput(); err != nil {
 		t.Fatalf("npm ci: %v\n%s", err, out)
 	}
-	read := exec.CommandContext(t.Context(), "node", "shape.mjs", filepath.Join(n.dir, "node_modules/@upstash/box/dist/index.d.ts"))
-	read.Dir = dir
+	path := filepath.Join(n.dir, "shapes.json")
+	if err := os.WriteFile(path, n.shapesOf(t, filepath.Join(n.dir, "node_modules/@upstash/box")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// shapesOf reads the types of a package.
+func (n node) shapesOf(t *testing.T, dir string) []byte {
+	t.Helper()
+	read := n.command(t.Context(), "types/shape.mjs", filepath.Join(dir, "dist/index.d.ts"))
 	out, err := read.Output()
 	if err != nil {
 		t.Fatalf("the SDK's types are not readable: %v\n%s", err, out)
 	}
-	path := filepath.Join(n.dir, "shapes.json")
-	if err := os.WriteFile(path, out, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return out
 }
 
 // newWorldOfOptions starts a gateway with agents, all runtimes, servers of models and a GitHub.
@@ -81,9 +85,12 @@ func newCoverage() coverage {
 }
 
 func (c coverage) add(r result) {
-	for set, names := range map[*map[string]bool][]string{&c.options: r.Options, &c.used: r.Used, &c.fields: r.Fields, &c.seen: r.Seen} {
-		for _, name := range names {
-			(*set)[name] = true
+	for _, of := range []struct {
+		set   map[string]bool
+		names []string
+	}{{c.options, r.Options}, {c.used, r.Used}, {c.fields, r.Fields}, {c.seen, r.Seen}} {
+		for _, name := range of.names {
+			of.set[name] = true
 		}
 	}
 }
@@ -118,4 +125,30 @@ func exception(rows map[string]string, name string) (row string, found bool) {
 		}
 	}
 	return "", false
+}
+
+// checkShapes: a call or an answer that does not fit the SDK's types is noticed, and so are new options and fields of the types.
+func (n node) checkShapes(t *testing.T) {
+	if out, err := n.command(t.Context(), "shapes.test.mjs").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	changed := filepath.Join(n.dir, "changed/@upstash/box")
+	if err := os.CopyFS(changed, os.DirFS(filepath.Join(n.dir, "node_modules/@upstash/box"))); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(changed, "dist/types.d.ts")
+	types, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	more := strings.NewReplacer("    initCommand?: string;", "    initCommand?: string;\n    restart?: \"never\" | { after: number };", "    clone_repo?: string;", "    clone_repo?: string;\n    region: string;")
+	if err := os.WriteFile(path, []byte(more.Replace(string(types))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	shapes := string(n.shapesOf(t, changed))
+	for _, want := range []string{`"restart":{"shape":{"any":[{"type":"undefined"},{"value":"never"},{"object":{"after":`, `"region":{"shape":{"type":"string"},"optional":false}`} {
+		if !strings.Contains(shapes, want) {
+			t.Errorf("the shapes lack %s", want)
+		}
+	}
 }

@@ -57,6 +57,10 @@ func TestSDK(t *testing.T) {
 		c.add(r)
 	}
 	t.Run("subjects", func(t *testing.T) {
+		t.Run("types", func(t *testing.T) {
+			t.Parallel()
+			n.checkShapes(t)
+		})
 		w, key := newWorld(t)
 		serveGitHub(t, w)
 		for _, subject := range subjects {

@@ -71,7 +71,7 @@ const kinds = {
 function check(shape, value, at, seen) {
   if (shape.any) {
     const tried = flat(shape).map((s) => { const own = new Set(); return { own, faults: check(s, value, at, own) }; });
-    const best = tried.reduce((a, b) => (b.faults.length < a.faults.length ? b : a));
+    const best = tried.reduce((a, b) => (b.faults.length <= a.faults.length ? b : a));
     for (const field of best.own) seen.add(field);
     return best.faults;
   }
