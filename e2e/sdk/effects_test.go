@@ -94,6 +94,7 @@ func (n node) results(t *testing.T, w *harness.World, subject string, env ...str
 		var r result
 		err := dec.Decode(&r)
 		if err == nil {
+			passMinute(w, r)
 			all = append(all, r)
 		}
 		return err

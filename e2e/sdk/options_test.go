@@ -7,7 +7,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"boxgate/config"
 	"boxgate/e2e/harness"
@@ -75,6 +77,15 @@ func newWorldOfOptions(t *testing.T) *harness.World {
 	serveModels(t, w)
 	serveGitHub(t, w)
 	return w
+}
+
+var minutes atomic.Int64
+
+// passMinute sets the gateway's clock forward by a minute after the test that makes schedules.
+func passMinute(w *harness.World, r result) {
+	if r.Test == "schedules begin" {
+		w.ShiftClock(time.Duration(minutes.Add(1)) * time.Minute)
+	}
 }
 
 // coverage are the options and fields of the SDK's types, and the ones that calls had which succeeded.

@@ -137,6 +137,7 @@ func (n node) drive(t *testing.T, w *harness.World, key, subject string, note fu
 			return err
 		}
 		note(r)
+		passMinute(w, r)
 		if r.Test == "" {
 			ended = true
 			return nil
