@@ -43,7 +43,7 @@ func serveGitHub(t *testing.T, w *harness.World) {
 	git("-C", work, "add", ".")
 	git("-C", work, "commit", "-qm", "Initial commit")
 	git("-C", work, "commit", "-qm", "Another commit", "--allow-empty")
-	git("-C", work, "push", "-q", "origin", "HEAD:main")
+	git("-C", work, "push", "-q", "origin", "HEAD:main", "HEAD~1:refs/heads/older")
 	smart := &cgi.Handler{Path: backend, Root: "/", Dir: root, Env: []string{"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "REMOTE_USER=box"}, Stderr: io.Discard}
 	for host, on := range map[string]struct {
 		addrs   []string

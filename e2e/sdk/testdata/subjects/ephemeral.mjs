@@ -3,10 +3,11 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 
 export default {
-  "an ephemeral box expires": async ({ EphemeralBox, ephemeral, assert }, s) => {
+  "an ephemeral box expires": async ({ Box, EphemeralBox, ephemeral, assert }, s) => {
     s.box = await ephemeral({ name: "short-1", runtime: "node", ttl: 300, env: { EPH: "value" } });
     const left = s.box.expiresAt - Date.now() / 1000;
     assert.ok(left > 0 && left <= 301, `expires in ${left} s`);
+    assert.equal((await Box.list()).find((b) => b.id === s.box.id).runtime, "node");
     assert.deepEqual(s.box.networkPolicy, { mode: "allow-all" });
     assert.ok((await s.box.getStatus()).status);
     assert.equal((await EphemeralBox.getByName("short-1")).id, s.box.id);

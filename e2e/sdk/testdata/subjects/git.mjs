@@ -6,6 +6,11 @@ export default {
     assert.ok(found, (await s.box.exec.command("ls -la . app")).stdout);
     await s.box.cd(found.replace(/\/?README.md$/, "") || ".");
   },
+  "a branch is cloned": async ({ create, assert }) => {
+    const box = await create({ git: { token: "ghp_the_token_of_the_test" } });
+    await box.git.clone({ repo: "https://github.com/acme/app", branch: "older" });
+    assert.equal((await box.exec.command("git -C app rev-list --count HEAD && git -C app branch --show-current")).stdout, "1\nolder\n");
+  },
   "the token never enters the box": async ({ assert }, s) => {
     const found = await s.box.exec.command("grep -rls ghp_the_token /workspace/home /tmp /home /etc 2>/dev/null; env | grep ghp_; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep ghp_; true");
     assert.equal(found.stdout, "");
