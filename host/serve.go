@@ -82,7 +82,7 @@ func (h *Host) Serve(ctx context.Context) error {
 
 func (h *Host) serveParts(ctx context.Context) error {
 	admin, err := server.New(server.Config{
-		Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(8 << 20), MaxRun: h.parts.largestBody(harness.MaxBody), Silence: h.parts.cfg.Admin.Silence,
+		Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(8<<20, 8), MaxRun: h.parts.largestBody(harness.MaxBody, 5), Silence: h.parts.cfg.Admin.Silence,
 	})
 	if err != nil {
 		return err
@@ -253,11 +253,11 @@ func (h *Host) finish(drain context.Context, admin *server.API, adminServer, met
 	return errors.Join(err, fault.At(drain, "stop: drained"))
 }
 
-// largestBody returns the maximum size of a request body for the admin API: largest, or if less, an eighth of the memory
-// for bodies that API keys share, so that one body always fits.
-func (p *parts) largestBody(largest int64) int64 {
+// largestBody returns the maximum size of a request body for the admin API: largest, or if less, that part of the memory for
+// bodies that API keys share. An eighth always fits for every key. A fifth, which is taken four times, fits for admin keys.
+func (p *parts) largestBody(largest, part int64) int64 {
 	if shared, _ := p.quotas.Shared(quotas.Memory); shared.Limit > 0 {
-		largest = min(largest, shared.Limit/8)
+		largest = min(largest, shared.Limit/part)
 	}
 	return largest
 }

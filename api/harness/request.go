@@ -217,11 +217,11 @@ func (e *Endpoints) decode(w http.ResponseWriter, r *http.Request, body *runBody
 			break
 		}
 		if err != nil {
-			return e.bodyError(err)
+			return bodyError(err)
 		}
 		data, err := io.ReadAll(part)
 		if err != nil {
-			return e.bodyError(err)
+			return bodyError(err)
 		}
 		switch name := part.FormName(); name {
 		case "files":
@@ -244,9 +244,12 @@ func (e *Endpoints) decode(w http.ResponseWriter, r *http.Request, body *runBody
 }
 
 // bodyError returns the error for a multipart body that could not be read.
-func (e *Endpoints) bodyError(err error) error {
+func bodyError(err error) error {
 	if exceeded, ok := errors.AsType[*quota.Error](err); ok {
 		return exceeded
 	}
-	return problem.Refuse(http.StatusBadRequest, "the multipart body is incomplete, or larger than %d bytes", e.Bodies.Most)
+	if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return problem.Refuse(http.StatusRequestEntityTooLarge, "the body is larger than %d bytes", tooLarge.Limit)
+	}
+	return problem.Refuse(http.StatusBadRequest, "the multipart body is incomplete")
 }

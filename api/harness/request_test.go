@@ -5,11 +5,13 @@ import (
 	"encoding/base64"
 	"fmt"
 	"mime/multipart"
+	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
 
+	"boxgate/api/problem"
 	"boxgate/api/strict"
 )
 
@@ -34,6 +36,29 @@ func TestFilesOfAPrompt(t *testing.T) {
 			}
 			if tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("%d files of %d bytes as %s: %v", tt.files, tt.size, form, err)
+			}
+		}
+	}
+}
+
+// TestBodyBeyondTheLimit: it is too large in either form, and not incomplete.
+func TestBodyBeyondTheLimit(t *testing.T) {
+	t.Parallel()
+	for form, send := range map[string]func(content []byte, n int) (string, []byte){"JSON": asJSON, "form": asForm} {
+		media, body := send(bytes.Repeat([]byte("x"), 2000), 1)
+		for _, tt := range []struct {
+			most int64
+			sent []byte
+			want int
+		}{{int64(len(body)), body, 0}, {int64(len(body)) - 1, body, http.StatusRequestEntityTooLarge}, {1 << 20, body[:1000], http.StatusBadRequest}} {
+			r := httptest.NewRequest("POST", "/", bytes.NewReader(tt.sent))
+			r.Header.Set("Content-Type", media)
+			err, status := (&Endpoints{Bodies: strict.Bodies{Most: tt.most}}).decode(httptest.NewRecorder(), r, &runBody{}), 0
+			if err != nil {
+				status, _ = problem.StatusOf(err)
+			}
+			if status != tt.want {
+				t.Errorf("%s: %d of %d bytes of at most %d: %v", form, len(tt.sent), len(body), tt.most, err)
 			}
 		}
 	}

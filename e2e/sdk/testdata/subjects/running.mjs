@@ -39,6 +39,7 @@ export default {
     s.exec = await s.box.schedule.exec({
       cron: "* * * * *", command: ["pwd"], folder: "project", webhookUrl: s.own("exec"), webhookHeaders: { "X-Own": "of-exec" },
     });
+    assert.deepEqual([s.exec.folder, s.exec.webhook_url, s.exec.webhook_headers], ["/workspace/home/project", s.own("exec"), { "X-Own": "of-exec" }]);
     s.slow = await s.box.schedule.agent({ cron: "* * * * *", prompt: "wait", timeout: 1000 });
     assert.equal(s.slow.timeout, 1000);
     s.agents = {};
@@ -47,7 +48,8 @@ export default {
         cron: "* * * * *", prompt: "tick", folder: "/workspace", model: other, options,
         webhookUrl: s.own(harness), webhookHeaders: { "X-Own": harness },
       });
-      assert.deepEqual(s.agents[harness].agent_options, sent ?? options);
+      const { folder, model, agent_options, webhook_url, webhook_headers } = s.agents[harness];
+      assert.deepEqual([folder, model, agent_options, webhook_url, webhook_headers], ["/workspace", other, sent ?? options, s.own(harness), { "X-Own": harness }]);
     }
   },
   "options reach the harness": async ({ assert, collect }, s) => {
