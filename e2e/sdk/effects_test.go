@@ -12,10 +12,6 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// withoutEffect are options that no test misses when they are left out, with the reason. A row with a * stands for all that begin
-// with it.
-var withoutEffect = map[string]string{}
-
 // user is a subject with the tests that use an option.
 type user struct {
 	world   *harness.World
@@ -38,18 +34,12 @@ func TestOptionsHaveAnEffect(t *testing.T) {
 			users[option] = append(users[option], more...)
 		}
 	}
-	needed := map[string]bool{}
 	for _, option := range slices.Sorted(maps.Keys(users)) {
-		missed := slices.ContainsFunc(users[option], func(u user) bool { return n.misses(t, u, option) })
-		row, excepted := exception(withoutEffect, option)
-		if needed[row] = needed[row] || excepted && !missed; !missed && !excepted {
-			t.Errorf("no test misses %s, of %d subjects", option, len(users[option]))
-		}
-	}
-	for row := range withoutEffect {
-		if !needed[row] {
-			t.Errorf("%s is no exception any more", row)
-		}
+		t.Run(option, func(t *testing.T) {
+			if !slices.ContainsFunc(users[option], func(u user) bool { return n.misses(t, u, option) }) {
+				t.Errorf("no test misses it, of %d subjects", len(users[option]))
+			}
+		})
 	}
 }
 
