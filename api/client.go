@@ -288,14 +288,52 @@ func parseRefusal(data []byte) *ResponseError {
 	return &ResponseError{body.Status, body.Error, body.Pointer, body.Problems}
 }
 
-// Exec runs a command in a box, copies its output as it arrives, and returns its exit code.
+// execBody is a request to run a command.
+type execBody struct {
+	Command []string          `json:"command"`
+	Folder  string            `json:"folder,omitempty"`
+	User    string            `json:"user,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+	Timeout int64             `json:"timeout,omitempty"` // milliseconds
+}
+
+func (r ExecRequest) body() execBody {
+	return execBody{Command: r.Command, Folder: r.Dir, User: r.User, Env: r.Env, Timeout: r.Timeout.Milliseconds()}
+}
+
+// Start starts a command in a box, which continues without a client. run (nil: ignored; *[]byte: undecoded) receives its run.
+func (c *Client) Start(ctx context.Context, box string, req ExecRequest, run any) error {
+	return c.Do(ctx, http.MethodPost, BoxPath(box, "exec-detached"), req.body(), run)
+}
+
+// Exec runs a command in a box, copies its output as it arrives, and returns its exit code. It does not send the standard input of the
+// request.
 func (c *Client) Exec(ctx context.Context, box string, req ExecRequest, stdout, stderr io.Writer) (int, error) {
-	in := struct {
-		Command []string `json:"command"`
-		Folder  string   `json:"folder,omitempty"`
-		User    string   `json:"user,omitempty"`
-	}{req.Command, req.Dir, req.User}
-	resp, err := c.send(ctx, http.MethodPost, "/v2/box/"+url.PathEscape(box)+"/exec-stream", in, http.Header{"Accept": {stream.NDJSON}})
+	return c.follow(ctx, BoxPath(box, "exec-stream"), req.body(), stdout, stderr)
+}
+
+// Code is source text to run in a box.
+type Code struct {
+	Code     string
+	Language string        // js, ts or python
+	Dir      string        // absolute, or below [Workspace]; "": that
+	Timeout  time.Duration // 0: none
+}
+
+// RunCode is [Client.Exec] for source text.
+func (c *Client) RunCode(ctx context.Context, box string, code Code, stdout, stderr io.Writer) (int, error) {
+	body := struct {
+		Code     string `json:"code"`
+		Language string `json:"language"`
+		Folder   string `json:"folder,omitempty"`
+		Timeout  int64  `json:"timeout,omitempty"`
+	}{code.Code, code.Language, code.Dir, code.Timeout.Milliseconds()}
+	return c.follow(ctx, BoxPath(box, "code-stream"), body, stdout, stderr)
+}
+
+// follow copies the output of a command as it arrives, and returns its exit code.
+func (c *Client) follow(ctx context.Context, path string, body any, stdout, stderr io.Writer) (int, error) {
+	resp, err := c.send(ctx, http.MethodPost, path, body, http.Header{"Accept": {stream.NDJSON}})
 	if err != nil {
 		return 0, err
 	}

@@ -145,6 +145,7 @@ var grants = map[string]grant{
 
 	"runCommand":    own | changes | runs,
 	"streamCommand": own | changes | runs,
+	"startCommand":  own | changes | runs,
 	"runCode":       own | changes | runs,
 	"streamCode":    own | changes | runs,
 	"listRuns":      own,

@@ -223,6 +223,9 @@ func (h *Host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, s
 	defer context.AfterFunc(h.ctx, cancel)()
 	cmd := exec.CommandContext(ctx, req.Command[0], req.Command[1:]...)
 	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = h.Dir, req.Stdin, ignoreErrors{stdout}, ignoreErrors{stderr}
+	for name, value := range req.Env {
+		cmd.Env = append(cmd.Environ(), name+"="+value)
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	err = cmd.Run()

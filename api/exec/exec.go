@@ -61,6 +61,8 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "POST", Path: "/v2/box/{id}/exec", ID: "runCommand", Summary: "Run a command and answer with its output", Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","echo hello"],"timeout":30000}`, Response: reflect.TypeFor[execView](), Handle: e.buffered(e.readCommand), Late: late},
 		{Method: "POST", Path: "/v2/box/{id}/exec-stream", ID: "streamCommand", Summary: "Run a command and stream its output, then an exit event; with Accept: application/x-ndjson, in frames that separate the streams",
 			Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","echo hello"],"timeout":30000}`, Produces: []string{"text/plain", stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[stream.Frame]()}, Handle: e.streamed(e.readCommand)},
+		{Method: "POST", Path: "/v2/box/{id}/exec-detached", ID: "startCommand", Summary: "Start a command and answer with its run, without its output", Status: 202,
+			Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","make >build.log 2>&1"],"timeout":3600000}`, Response: reflect.TypeFor[history.RunDetail](), Handle: e.detached},
 		{Method: "POST", Path: "/v2/box/{id}/code", ID: "runCode", Summary: "Run source text and answer with its output", Request: reflect.TypeFor[codeBody](), Example: `{"code":"console.log(1 + 2)","language":"js"}`, Response: reflect.TypeFor[execView](), Handle: e.buffered(e.readCode), Late: late},
 		{Method: "POST", Path: "/v2/box/{id}/code-stream", ID: "streamCode", Summary: "Run source text and stream its output as exec-stream does",
 			Request: reflect.TypeFor[codeBody](), Example: `{"code":"print(1 + 2)","language":"python"}`, Produces: []string{"text/plain", stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[stream.Frame]()}, Handle: e.streamed(e.readCode)},
@@ -73,10 +75,11 @@ func (e *Endpoints) Routes() []rest.Route {
 
 // execBody is a command to run.
 type execBody struct {
-	Command []string `json:"command" doc:"program and arguments; executed without a shell" min:"1" example:"[\"ls\",\"-l\"]"`
-	Folder  string   `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
-	Timeout *int64   `json:"timeout,omitempty" doc:"milliseconds after which the command is killed" min:"1" max:"604800000" example:"30000"`
-	User    string   `json:"user,omitempty" doc:"boxuser (the default), root, or the IDs UID or UID:GID of the box; an extension" example:"root"`
+	Command []string          `json:"command" doc:"program and arguments; executed without a shell" min:"1" example:"[\"ls\",\"-l\"]"`
+	Folder  string            `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
+	Timeout *int64            `json:"timeout,omitempty" doc:"milliseconds after which the command is killed" min:"1" max:"604800000" example:"30000"`
+	User    string            `json:"user,omitempty" doc:"boxuser (the default), root, or the IDs UID or UID:GID of the box; an extension" example:"root"`
+	Env     map[string]string `json:"env,omitempty" doc:"variables besides those of the box; never returned" example:"{\"CI\":\"1\"}"`
 }
 
 // execView is the response of exec.
@@ -96,7 +99,8 @@ func (b *execBody) request() (api.ExecRequest, error) {
 	if b.Timeout != nil && (*b.Timeout < 1 || *b.Timeout > 7*24*3600*1000) {
 		p.Add("/timeout", "must be between 1 and 604800000 milliseconds")
 	}
-	return api.ExecRequest{Command: b.Command, Dir: dir, User: user}, p.Err()
+	spec.Environment(&p, "/env", b.Env)
+	return api.ExecRequest{Command: b.Command, Dir: dir, User: user, Env: b.Env}, p.Err()
 }
 
 // command is a command to run and its entry in the history.
@@ -104,7 +108,8 @@ type command struct {
 	box     policy.BoxID
 	request api.ExecRequest
 	job     history.Job
-	mark    string // the mark of markWatch; empty: no mark
+	mark    string             // the mark of markWatch; empty: no mark
+	started func(*history.Run) // called once the run is in the history; may be nil
 }
 
 func (e *Endpoints) readCommand(w http.ResponseWriter, r *http.Request) (*command, error) {
@@ -146,6 +151,9 @@ func (e *Endpoints) start(ctx context.Context, c *command, stdout, stderr io.Wri
 	done, left := make(chan result, 1), ctx.Done()
 	go func() {
 		run, res, err := e.History.Do(context.WithoutCancel(ctx), c.box, c.job, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
+			if c.started != nil {
+				c.started(run)
+			}
 			defer context.AfterFunc(ctx, cutShort)()
 			lack, request := &markWatch{mark: c.mark, w: stderr}, c.request
 			request.Left = left

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -184,7 +185,7 @@ func TestExecStreamHead(t *testing.T) {
 func TestClientGoes(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	for _, call := range []string{"exec", "exec-stream"} {
+	for _, call := range []string{"exec", "exec-stream", "exec-detached"} {
 		id := f.create(t, `{}`)
 		flag := filepath.Join(f.host.Dir, call)
 		ctx, leave := context.WithCancel(t.Context())
@@ -292,5 +293,48 @@ func TestClient(t *testing.T) {
 	}
 	if err := api.NewClient(f.URL, "wrong").Get(t.Context(), "/v2/box", nil); err == nil || !strings.Contains(err.Error(), "API key") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestDetachedCommand: exec-detached answers with the run while the command continues, with its variables and timeout. What cannot start
+// is refused like any command.
+func TestDetachedCommand(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	path := "/v2/box/" + f.create(t, `{}`)
+	flag := filepath.Join(f.host.Dir, "flag")
+	got := f.Call(t, "POST", path+"/exec-detached", `{"command":["sh","-c","echo $GREETING; while [ ! -e `+flag+` ]; do sleep 0.01; done"],"env":{"GREETING":"hello"}}`)
+	run, _ := got.JSON(t)["id"].(string)
+	if got.StatusCode != 202 || got.JSON(t)["status"] != "running" || run == "" {
+		t.Fatalf("%s %s", got.Status, got.Text)
+	}
+	if strings.Contains(got.Text, "GREETING=") {
+		t.Errorf("the run shows a variable: %s", got.Text)
+	}
+	if err := os.WriteFile(flag, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the command has ended", func() bool {
+		now := f.Call(t, "GET", path+"/runs/"+run, "").JSON(t)
+		return now["status"] == "completed" && now["output"] == "hello\n"
+	})
+	late := f.Call(t, "POST", path+"/exec-detached", `{"command":["sleep","600"],"timeout":300}`).JSON(t)["id"].(string)
+	await(t, "the timeout ends the command", func() bool {
+		now := f.Call(t, "GET", path+"/runs/"+late, "").JSON(t)
+		return now["status"] == "failed" && strings.Contains(now["error_message"].(string), "timeout of 300ms")
+	})
+	for body, status := range map[string]int{
+		`{"command":["/nowhere/nothing"]}`:            503,
+		`{"command":[]}`:                              422,
+		`{"command":["true"],"env":{"1X":"y"}}`:       422,
+		`{"command":["true"],"env":{"X":"a\u0000b"}}`: 422,
+		`{"command":["true"],"timeout":0}`:            422,
+	} {
+		if got := f.Call(t, "POST", path+"/exec-detached", body); got.StatusCode != status {
+			t.Errorf("%s: %s %s", body, got.Status, got.Text)
+		}
+	}
+	if got := f.Call(t, "POST", "/v2/box/nobody/exec-detached", `{"command":["true"]}`); got.StatusCode != 404 {
+		t.Errorf("%s %s", got.Status, got.Text)
 	}
 }

@@ -439,7 +439,7 @@ var doors = map[string][]string{
 	"snapshots": {"takeSnapshot"}, // also snapshot_bytes
 	"urls":      {"createUrl"},    // also domains
 	"schedules": {"addSchedule"},
-	"commands":  {"runCommand", "streamCommand", "runCode", "streamCode", "openSession", "runAgent", "streamAgent", "gitClone", "gitCommit", "gitPush", "gitCheckout", "gitExec", "gitCreatePullRequest"},
+	"commands":  {"runCommand", "streamCommand", "startCommand", "runCode", "streamCode", "openSession", "runAgent", "streamAgent", "gitClone", "gitCommit", "gitPush", "gitCheckout", "gitExec", "gitCreatePullRequest"},
 	"": { // makes no lasting objects, or only a bounded number per box
 		"reattachBox", "detachBox", "createBoxToken", "deleteBoxToken", "deleteBoxes", "deleteBox", "testBox", "diagnoseHost", "captureRequests", "pauseBox", "resumeBox", "setStartup", "deleteStartup", "setInitCommand", "deleteInitCommand", "cancelRun",
 		"writeFile", "makeDirectory", "removeFile", "renameFile", "unpackFiles", "uploadFiles", "setGitIdentity", "setGitIdentityAsBefore",
