@@ -138,7 +138,7 @@ type adminTurn struct {
 
 // inBoxes lists the subresources of a box whose POST requests only act inside the box and may take arbitrarily long. They
 // do not change the store.
-var inBoxes = []string{"exec", "exec-stream", "code", "code-stream", "run", "files", "git", "selftest", "egress"}
+var inBoxes = []string{"exec", "exec-stream", "exec-detached", "code", "code-stream", "run", "files", "git", "selftest", "egress"}
 
 // changesState reports whether a request may change the store.
 func changesState(r *http.Request) bool {

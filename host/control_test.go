@@ -16,7 +16,7 @@ func TestWhatChangesTheStore(t *testing.T) {
 	t.Parallel()
 	for request, want := range map[string]bool{
 		"GET /v2/box/b/config/network-policy": false, "HEAD /v2/box/b": false,
-		"POST /v2/box/b/exec": false, "POST /v2/box/b/exec-stream": false, "POST /v2/box/b/code": false, "POST /v2/box/b/run/stream": false,
+		"POST /v2/box/b/exec": false, "POST /v2/box/b/exec-stream": false, "POST /v2/box/b/exec-detached": false, "POST /v2/box/b/code": false, "POST /v2/box/b/run/stream": false,
 		"POST /v2/box/b/git/clone": false, "POST /v2/box/b/git/exec": false, "POST /v2/box/b/git/push": false, "POST /v2/box/b/git/create-pr": false,
 		"POST /v2/box/b/files/write": false, "POST /v2/box/b/files/unpack": false, "POST /v2/box/b/selftest": false, "POST /v2/box/b/egress/explain": false,
 		"POST /v2/box": true, "PUT /v2/box/b/config/network-policy": true, "PUT /v2/box/b/config/git": true, "PUT /v2/box/b/git-config": true,

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"boxgate/api"
+	"boxgate/cmd/gateway/command/boxes"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/cmd/gateway/command/terminal"
 	"boxgate/config"
@@ -29,19 +30,25 @@ func newBoxCommand(o *cli.Options) *cobra.Command {
 	cmd.AddCommand(newBoxCreate(o), newBoxList(o), newBoxGet(o), newBoxExec(o), newBoxShell(o))
 	cmd.AddCommand(newBoxState(o, "pause", "Freeze boxes: they keep their memory and use no CPU"), newBoxState(o, "resume", "Resume paused boxes, and start boxes whose first process has ended"))
 	cmd.AddCommand(newBoxCopy(o), newBoxSnapshot(o), newBoxSelfTest(o), newBoxTraffic(o), newBoxHAR(o), newBoxRemove(o), newBoxAttach(o), newBoxReattach(o), newBoxDetach(o), newBoxToken(o), newBoxInstallCA(o), newBoxSource(o), newBoxLimits(o), newBoxLabel(o))
+	cmd.AddCommand(boxes.Commands(o, func(cmd *cobra.Command) error { return listBoxes(cmd, o, "") })...)
 	return cmd
 }
 
 func newBoxList(o *cli.Options) *cobra.Command {
 	var label string
 	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List the boxes", Args: cli.ExactArgs(0),
+		Use: "list", Short: "List the boxes", Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.Call(cmd, "GET", api.BoxesPath(label), nil, cli.Decoded(printBoxes))
+			return listBoxes(cmd, o, label)
 		},
 	}
 	cmd.Flags().StringVar(&label, "label", "", "only boxes with this label")
 	return cmd
+}
+
+// listBoxes prints the boxes: all of them, or those with a label.
+func listBoxes(cmd *cobra.Command, o *cli.Options, label string) error {
+	return o.Call(cmd, "GET", api.BoxesPath(label), nil, cli.Decoded(printBoxes))
 }
 
 func newBoxGet(o *cli.Options) *cobra.Command {
@@ -376,26 +383,34 @@ func newBoxSource(o *cli.Options) *cobra.Command {
 
 // boxRemove holds the flags of `gateway box rm`.
 type boxRemove struct {
-	o        *cli.Options
-	all, yes bool
+	o                   *cli.Options
+	all, yes, recursive bool
 }
 
 func newBoxRemove(o *cli.Options) *cobra.Command {
 	r := boxRemove{o: o}
 	cmd := &cobra.Command{
-		Use: "rm BOX... | --all", Short: "Stop boxes and remove all their data", Args: cli.MinArgs(0),
+		Use: "rm BOX... | BOX:PATH... | --all", Short: "Stop boxes and remove all their data, or remove files of boxes", Args: cli.MinArgs(0),
+		Example:           "  gateway box rm demo                   # the box\n  gateway box rm -r demo:build demo:log  # a directory and a file of it",
 		ValidArgsFunction: completeArguments(o, []string{"rm", "BOX..."}),
-		RunE: func(cmd *cobra.Command, boxes []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			files, err := boxes.AreFiles(args)
 			switch {
-			case r.all && len(boxes) > 0:
+			case err != nil:
+				return err
+			case r.all && len(args) > 0:
 				return cli.Usagef("give boxes or --all, not both")
 			case r.all:
 				return r.removeAll(cmd)
-			case len(boxes) == 0:
-				return cli.MinArgs(1)(cmd, boxes)
+			case len(args) == 0:
+				return cli.MinArgs(1)(cmd, args)
+			case files:
+				return boxes.RemoveFiles(cmd, o, args, r.recursive)
+			case r.recursive:
+				return cli.Usagef("--recursive is for files of boxes: BOX:PATH")
 			}
 			var errs []error
-			for _, box := range boxes {
+			for _, box := range args {
 				errs = append(errs, r.remove(cmd, box))
 			}
 			return errors.Join(errs...)
@@ -403,6 +418,7 @@ func newBoxRemove(o *cli.Options) *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&r.all, "all", false, "remove every box, after asking")
 	cmd.Flags().BoolVar(&r.yes, "yes", false, "with --all: do not ask")
+	cmd.Flags().BoolVarP(&r.recursive, "recursive", "r", false, "with BOX:PATH: remove directories with their contents")
 	return cmd
 }
 
@@ -419,18 +435,18 @@ func (r *boxRemove) removeAll(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	var boxes []boxAnswer
-	if err := client.Get(cmd.Context(), "/v2/box", &boxes); err != nil {
+	var all []boxAnswer
+	if err := client.Get(cmd.Context(), "/v2/box", &all); err != nil {
 		return err
 	}
-	if len(boxes) == 0 {
+	if len(all) == 0 {
 		return nil
 	}
-	if err := r.confirm(cmd, boxes); err != nil {
+	if err := r.confirm(cmd, all); err != nil {
 		return err
 	}
 	var errs []error
-	for _, b := range boxes {
+	for _, b := range all {
 		errs = append(errs, r.remove(cmd, b.ID))
 	}
 	return errors.Join(errs...)

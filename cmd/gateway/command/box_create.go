@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"boxgate/api"
+	"boxgate/cmd/gateway/command/boxes"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/cmd/gateway/command/oci"
 )
@@ -21,7 +21,8 @@ import (
 // boxCreate holds the flags of `gateway box create`.
 type boxCreate struct {
 	name, size, runtime, policy, headers, snapshot string
-	env, sources, limits, labels                   []string
+	sources, limits, labels                        []string
+	more                                           boxes.CreateFlags
 }
 
 func newBoxCreate(o *cli.Options) *cobra.Command {
@@ -31,7 +32,7 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 		Short: "Create a box and print it",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			body, err := c.body(cmd.InOrStdin())
+			body, err := c.body(cmd)
 			if err != nil {
 				return err
 			}
@@ -54,7 +55,7 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 		},
 	}
 	cli.MapFields(cmd, sentByBox)
-	cli.MapFields(cmd, map[string]string{"/env_vars": "--env=", "/snapshot_id": "--from-snapshot"})
+	cli.MapFields(cmd, map[string]string{"/snapshot_id": "--from-snapshot"})
 	f := cmd.Flags()
 	f.StringVar(&c.name, "name", "", "a name of your choice")
 	f.StringVar(&c.size, "size", "", "small (2 CPU, 4 GB), medium (4, 8) or large (8, 16)")
@@ -62,17 +63,17 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 	f.StringVar(&c.policy, "policy", "", "network policy: "+cli.BoxPolicyHelp+" (default: the gateway's policy.default)")
 	f.StringVar(&c.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -; a file keeps secrets out of the process list`)
 	f.StringVar(&c.snapshot, "from-snapshot", "", "ID of a snapshot with the files of the box; also its size and policy unless they are given")
-	f.StringArrayVar(&c.env, "env", nil, "NAME=VALUE for every command in the box")
 	f.StringArrayVar(&c.labels, "label", nil, labelHelp)
 	f.StringArrayVar(&c.sources, "source", nil, sourceHelp)
 	f.StringArrayVar(&c.limits, "limit", nil, limitHelp)
+	c.more.Add(cmd)
 	return cmd
 }
 
-func (c *boxCreate) body(stdin io.Reader) (boxBody, error) {
+func (c *boxCreate) body(cmd *cobra.Command) (boxBody, error) {
 	body := boxBody{}
 	body.setText(map[string]string{"name": c.name, "size": c.size, "runtime": c.runtime})
-	if err := body.setNetwork(c.policy, c.headers, stdin); err != nil {
+	if err := body.setNetwork(c.policy, c.headers, cmd.InOrStdin()); err != nil {
 		return nil, err
 	}
 	body.setLabels(c.labels)
@@ -80,18 +81,7 @@ func (c *boxCreate) body(stdin io.Reader) (boxBody, error) {
 	if err := body.setLimits(c.limits); err != nil {
 		return nil, err
 	}
-	vars := map[string]string{}
-	for _, e := range c.env {
-		k, v, ok := strings.Cut(e, "=")
-		if !ok {
-			return nil, cli.Usagef("--env %q is not NAME=VALUE", e)
-		}
-		vars[k] = v
-	}
-	if len(vars) > 0 {
-		body["env_vars"] = vars
-	}
-	return body, nil
+	return body, c.more.Set(cmd, body)
 }
 
 // boxBody is the request for a new box.

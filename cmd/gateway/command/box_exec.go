@@ -7,20 +7,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
 	"os/signal"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"boxgate/api"
 	session "boxgate/api/session/client"
+	"boxgate/cmd/gateway/command/boxes"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/cmd/gateway/command/copying"
 	"boxgate/cmd/gateway/command/terminal"
@@ -28,20 +32,25 @@ import (
 
 // boxExec holds the flags of `gateway box exec`.
 type boxExec struct {
-	dir, user     string
-	input, useTTY bool
+	o                     *cli.Options
+	dir, user             string
+	input, useTTY, detach bool
+	timeout               time.Duration
+	variables             boxes.Variables
 }
 
 // newBoxExec is `gateway box exec`.
 func newBoxExec(o *cli.Options) *cobra.Command {
-	var e boxExec
+	e := boxExec{o: o}
 	cmd := &cobra.Command{
 		Use:   "exec [-i] [-t] BOX -- COMMAND [ARG...]",
 		Short: "Run a command in a box and exit with its status",
 		Long: "Run a command in a box and exit with its status.\n\n" +
 			"Without -i, the command has no input. With -i, standard input and SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to it;\n" +
-			"the third signal ends the session and the command. With -t, the command gets a terminal.",
-		Args: cli.MinArgs(2),
+			"the third signal ends the session and the command. With -t, the command gets a terminal. With --detach, it goes on in the box, and\n" +
+			"the ID of its run is printed: see `gateway box run`.",
+		Example: "  gateway box exec demo --timeout 10m --env CI=1 -- make test\n  gateway box exec demo --detach -- sh -c 'make >build.log 2>&1'",
+		Args:    cli.MinArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := o.Client()
 			if err != nil {
@@ -54,26 +63,74 @@ func newBoxExec(o *cli.Options) *cobra.Command {
 	cmd.Flags().StringVar(&e.user, "user", "", "boxuser, root, UID or UID:GID of the box (default: boxuser)")
 	cmd.Flags().BoolVarP(&e.input, "interactive", "i", false, "pass standard input to the command")
 	cmd.Flags().BoolVarP(&e.useTTY, "tty", "t", false, "give the command a terminal; requires a terminal here and implies -i")
+	cmd.Flags().BoolVar(&e.detach, "detach", false, "do not wait for the command, and print the ID of its run")
+	cli.Duration(cmd.Flags(), &e.timeout, "timeout", 0, "how long it may run, such as 30s or 2h, before it is killed; without -i (default: no limit)")
+	e.variables.Add(cmd, "for the command")
+	cli.MapFields(cmd, map[string]string{"/env": "--env=", "/folder": "--dir", "/user": "--user", "/command": "COMMAND"})
 	return cmd
 }
 
+// check refuses flags that do not fit together.
+func (e *boxExec) check(cmd *cobra.Command) error {
+	switch interactive := e.input || e.useTTY; {
+	case interactive && e.detach:
+		return cli.Usagef("--detach is for commands without -i and -t")
+	case interactive && e.timeout != 0:
+		return cli.Usagef("--timeout is for commands without -i and -t; in the box, there is `timeout 30s COMMAND`")
+	}
+	return boxes.CheckTimeout(cmd, e.timeout)
+}
+
 func (e *boxExec) run(cmd *cobra.Command, client *api.Client, box string, command []string) error {
+	if err := e.check(cmd); err != nil {
+		return err
+	}
+	in := boxes.NewInput(cmd)
+	vars, err := e.variables.Map(in)
+	if err != nil {
+		return err
+	}
+	if in.Used() && (e.input || e.useTTY) {
+		return cli.Usagef("with -i, standard input is for the command, and --env-file needs a file")
+	}
 	if e.useTTY {
 		tty := terminal.Of(cmd.InOrStdin())
 		if tty == nil {
 			return cli.Usagef("-t needs a terminal, but standard input is not one; use -i alone")
 		}
-		return runInteractive(cmd, client, box, session.Request{Command: command, Dir: e.dir, User: e.user}, tty)
+		return runInteractive(cmd, client, box, session.Request{Command: command, Dir: e.dir, User: e.user, Env: pairs(vars)}, tty)
 	}
 	if e.input {
-		return runInteractive(cmd, client, box, session.Request{Command: command, Dir: e.dir, User: e.user}, nil)
+		return runInteractive(cmd, client, box, session.Request{Command: command, Dir: e.dir, User: e.user, Env: pairs(vars)}, nil)
 	}
-	req := api.ExecRequest{Command: command, Dir: e.dir, User: e.user}
-	status, err := client.Exec(cmd.Context(), box, req, cmd.OutOrStdout(), cmd.ErrOrStderr())
-	if by, ok := errors.AsType[cli.Interrupted](context.Cause(cmd.Context())); ok && err != nil {
-		return cli.StatusError{Status: by.Status(), Err: errors.New("interrupted; the command goes on in the box. With -i, Ctrl-C reaches the command")}
+	req := api.ExecRequest{Command: command, Dir: e.dir, User: e.user, Env: vars, Timeout: e.timeout}
+	if e.detach {
+		return e.start(cmd, client, box, req)
 	}
-	return exitError(status, err)
+	return boxes.Ended(cmd.Context())(client.Exec(cmd.Context(), box, req, cmd.OutOrStdout(), cmd.ErrOrStderr()))
+}
+
+// start starts a command that goes on in the box, and prints its run.
+func (e *boxExec) start(cmd *cobra.Command, client *api.Client, box string, req api.ExecRequest) error {
+	var answer json.RawMessage
+	if err := client.Start(cmd.Context(), box, req, &answer); err != nil {
+		return err
+	}
+	return e.o.Show(cmd, answer, cli.Decoded(func(w io.Writer, run struct{ ID, Status string }) error {
+		if run.Status == "failed" { // not an error: whether it fails so early depends on the load
+			fmt.Fprintf(cmd.ErrOrStderr(), "warning: the command has failed already; `gateway box run get %s %s` shows it\n", box, run.ID)
+		}
+		_, err := fmt.Fprintln(w, run.ID)
+		return err
+	}))
+}
+
+// pairs returns variables as NAME=value, in the order of their names.
+func pairs(vars map[string]string) (list []string) {
+	for _, name := range slices.Sorted(maps.Keys(vars)) {
+		list = append(list, name+"="+vars[name])
+	}
+	return list
 }
 
 // exitError turns the outcome of a command into an error.

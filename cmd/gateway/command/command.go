@@ -94,6 +94,8 @@ func complete(cmd *cobra.Command, o *cli.Options) {
 	}
 	if usage := strings.Fields(cmd.Use); cmd.ValidArgsFunction == nil && len(usage) > 1 && strings.HasPrefix(usage[1], "BOX") && usage[1] != "BOX:PATH" {
 		cmd.ValidArgsFunction = completeArguments(o, usage)
+	} else if cmd.ValidArgsFunction == nil && len(usage) > 1 && usage[1] == "[BOX[:PATH]]" {
+		cmd.ValidArgsFunction = completeArguments(o, []string{usage[0], "BOX"})
 	}
 	for name, values := range map[string]cobra.CompletionFunc{
 		"box": func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {

@@ -40,6 +40,7 @@ func leaves(cmd *cobra.Command) (out []*cobra.Command) {
 var words = map[string]string{
 	"BOX": "demo", "BOX...": "demo", "HOST...": "a.example", "HOST|IP": "a.example", "POLICY": "deny-all", "PORT": "8000", "RULES": `{"a.example":{"X-Key":"v"}}`,
 	"NAME": "name", "NAME...": "npm", "ID": "id", "ID...": "id", "IMAGE": "debian", "IMAGE...": "debian", "SNAPSHOT...": "id",
+	"RUN": "run_1", "REPO": "acme/app", "BRANCH": "topic", "PROMPT": "hello", "MODEL": "anthropic/x", "SKILL...": "acme/skill", "BOX:PATH": "demo:file",
 }
 
 // lineOf returns a valid command line for a command. It returns false if the table has no example for one of the
@@ -182,6 +183,9 @@ func TestCompletion(t *testing.T) {
 		{[]string{"policy", "allow", "demo", "preset:github,n"}, "preset:github,npm", "preset:github,github"},
 		{[]string{"box", "create", "--policy", "preset:pypi,"}, "preset:pypi,npm", "preset:pypi,pypi"},
 		{[]string{"policy", "presets", ""}, "github npm pypi", "demo"},
+		{[]string{"box", "runs", ""}, "demo b2", ""},
+		{[]string{"box", "ls", ""}, "demo b2", ""},
+		{[]string{"box", "git", "clone", "demo", ""}, "", "demo"},
 	} {
 		out, _ := runCommandLine(t, append([]string{"__complete"}, c.args...)...)
 		offered := strings.Fields(out)

@@ -1,6 +1,8 @@
 package command
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"strconv"
@@ -26,25 +28,90 @@ type snapshotAnswer struct {
 // newBoxSnapshot is `gateway box snapshot`.
 func newBoxSnapshot(o *cli.Options) *cobra.Command {
 	var name string
+	var noWait bool
 	cmd := &cobra.Command{
 		Use:   "snapshot BOX",
-		Short: "Take a snapshot of the files of a box and print its ID",
-		Long: "Take a snapshot of the files of a box and print its ID. The box is frozen briefly. The snapshot is ready once its status is no\n" +
-			"longer creating: see \"gateway snapshot list\".",
+		Short: "Take a snapshot of the files of a box, wait until it is ready, and print its ID",
+		Long: "Take a snapshot of the files of a box, wait until it is ready, and print its ID. The box is frozen briefly. After Ctrl-C the snapshot\n" +
+			"is completed all the same: see `gateway snapshot list`.",
 		Args: cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.Call(cmd, "POST", api.BoxPath(args[0], "snapshots"), map[string]string{"name": name}, cli.Decoded(printTaken))
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			var answer json.RawMessage
+			if err := client.Do(cmd.Context(), "POST", api.BoxPath(args[0], "snapshots"), map[string]string{"name": name}, &answer); err != nil {
+				return err
+			}
+			if !noWait {
+				stop := o.Waiting("the snapshot is being written")
+				answer, err = readySnapshot(cmd.Context(), client, answer)
+				stop()
+				if err != nil {
+					return err
+				}
+			}
+			var s snapshotAnswer
+			if err := json.Unmarshal(answer, &s); err != nil {
+				return fmt.Errorf("cannot parse the gateway's answer: %w", err)
+			}
+			if err := s.failure(); err != nil {
+				return err
+			}
+			return o.Show(cmd, answer, cli.Decoded(printTaken))
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "", "a name of your choice")
+	cmd.Flags().BoolVar(&noWait, "no-wait", false, "do not wait; the snapshot can be used once its status is ready")
 	return cmd
 }
 
-// printTaken prints the ID of a snapshot. It returns an error if the snapshot failed.
-func printTaken(w io.Writer, s snapshotAnswer) error {
-	if s.Status == "error" {
-		return fmt.Errorf("snapshot %s failed: %s", s.ID, s.Error)
+// snapshotPoll is how often the state of a snapshot is requested.
+const snapshotPoll = 500 * time.Millisecond
+
+// readySnapshot waits until a snapshot is no longer being created, and returns it. The box may be deleted in the meantime.
+func readySnapshot(ctx context.Context, client *api.Client, taken json.RawMessage) (json.RawMessage, error) {
+	var s snapshotAnswer
+	if err := json.Unmarshal(taken, &s); err != nil {
+		return nil, fmt.Errorf("cannot parse the gateway's answer: %w", err)
 	}
+	id, tick := s.ID, time.NewTicker(snapshotPoll)
+	defer tick.Stop()
+	for s.Status == "creating" {
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-tick.C:
+		}
+		var list struct{ Snapshots []json.RawMessage }
+		if err := client.Get(ctx, api.BoxPath(s.BoxID, "snapshots"), &list); err != nil {
+			return nil, err
+		}
+		found := false
+		for _, one := range list.Snapshots {
+			var now snapshotAnswer
+			if json.Unmarshal(one, &now) == nil && now.ID == id {
+				taken, s, found = one, now, true
+			}
+		}
+		if !found {
+			return nil, fmt.Errorf("snapshot %s was deleted before it was ready", id)
+		}
+	}
+	return taken, nil
+}
+
+// failure returns why a snapshot failed; nil: it did not.
+func (s *snapshotAnswer) failure() error {
+	if s.Status != "error" {
+		return nil
+	}
+	return fmt.Errorf("snapshot %s failed: %s", s.ID, s.Error)
+}
+
+// printTaken prints the ID of a snapshot.
+func printTaken(w io.Writer, s snapshotAnswer) error {
 	_, err := fmt.Fprintln(w, s.ID)
 	return err
 }

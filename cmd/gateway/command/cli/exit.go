@@ -71,7 +71,7 @@ func Report(w io.Writer, cmd *cobra.Command, err error, asJSON bool) int {
 	if exit, ok := errors.AsType[CommandExit](err); ok {
 		return exit.Status
 	}
-	status, text := statusOf(err), Explain(cmd, err)
+	status, text := statusOf(err), Prose(Explain(cmd, err)) // an error can quote a program of a box
 	switch {
 	case asJSON:
 		_ = WriteJSON(w, reportOf(err, text, status))
@@ -168,7 +168,11 @@ func commandsOf(group *cobra.Command) (names []string) {
 // FlagError rewrites a flag error in terms of the command line.
 func FlagError(cmd *cobra.Command, err error) error {
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && unknown.GetSpecifiedShortnames() == "" {
-		return Usagef("unknown flag --%s%s", unknown.GetSpecifiedName(), nearestFlag(cmd, unknown.GetSpecifiedName()))
+		name := unknown.GetSpecifiedName()
+		if f := cmd.Flags().Lookup(name + "-file"); f != nil && strings.Contains(f.Usage, "standard input") {
+			return Usagef("unknown flag --%s: other users can read the arguments of a process; give --%s FILE, or - for standard input", name, f.Name)
+		}
+		return Usagef("unknown flag --%s%s", name, nearestFlag(cmd, name))
 	}
 	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		return Usagef("--%s: %q is not %s", invalid.GetFlag().Name, invalid.GetValue(), valueOf(invalid.GetFlag()))
@@ -448,6 +452,7 @@ var lists = map[string]string{
 	"gateway api-key": "gateway api-key list", "gateway secret": "gateway secret list", "gateway snapshot": "gateway snapshot list",
 	"gateway policy named": "gateway policy named list", "gateway policy end": "gateway policy leases BOX", "gateway url": "gateway url list BOX",
 	"gateway headers": "gateway headers list --box BOX", "gateway policy show": "gateway policy history BOX", "gateway policy diff": "gateway policy history BOX", "gateway box create": "gateway snapshot list",
+	"gateway box run": "gateway box runs BOX", "gateway box schedule": "gateway box schedule list BOX", "gateway box skill": "gateway box skill list BOX", "gateway box env": "gateway box env list",
 }
 
 // unknownAt maps a pointer to the command that lists the valid names for that field.
@@ -516,8 +521,12 @@ func boxesOf(cmd *cobra.Command) (boxes []string) {
 				}
 			}
 			return boxes
-		case word == "BOX..." && i < len(args):
-			return args[i:]
+		case (word == "BOX..." || word == "BOX[:PATH]" || word == "[BOX[:PATH]]") && i < len(args):
+			for _, arg := range args[i:] {
+				box, _, _ := strings.Cut(arg, ":") // no name has one
+				boxes = append(boxes, box)
+			}
+			return boxes
 		case (word == "BOX" || word == "BOX[@VERSION]") && i < len(args):
 			box, _, _ := strings.Cut(args[i], "@") // no name has one
 			return []string{box}

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -21,6 +23,29 @@ func Table(w io.Writer, rows ...[]string) error {
 		fmt.Fprintln(tw, strings.Join(row, "\t"))
 	}
 	return tw.Flush()
+}
+
+// Prose makes text of several lines safe for a terminal: all but printable characters, line breaks and tabs becomes \xNN (bytes) or
+// \u{NNNN}. It keeps letters outside ASCII, because people and agents write them.
+func Prose(text string) string {
+	bad := func(r rune) bool { return r != '\n' && r != '\t' && !unicode.IsPrint(r) }
+	if utf8.ValidString(text) && !strings.ContainsFunc(text, bad) {
+		return text
+	}
+	var out strings.Builder
+	for i := 0; i < len(text); {
+		r, size := utf8.DecodeRuneInString(text[i:])
+		switch {
+		case r == utf8.RuneError && size == 1, r < 0x80 && bad(r):
+			fmt.Fprintf(&out, `\x%02x`, text[i])
+		case bad(r):
+			fmt.Fprintf(&out, `\u{%04x}`, r)
+		default:
+			out.WriteRune(r)
+		}
+		i += size
+	}
+	return out.String()
 }
 
 // WriteJSON prints v as one line of JSON.

@@ -1,0 +1,273 @@
+package boxes
+
+import (
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"boxgate/api"
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/copying"
+)
+
+// filesAnswer is a directory as the API returns it.
+type filesAnswer struct {
+	Files []struct {
+		Name    string `json:"name"`
+		Type    string `json:"type"`
+		Size    int64  `json:"size"`
+		IsDir   bool   `json:"is_dir"`
+		ModTime string `json:"mod_time"`
+	} `json:"files"`
+	Truncated bool `json:"truncated"`
+}
+
+// newList is `gateway box ls`.
+func newList(o *cli.Options, boxes func(*cobra.Command) error) *cobra.Command {
+	return &cobra.Command{
+		Use: "ls [BOX[:PATH]]", Short: "List a directory of a box, by default its home directory; without an argument, the boxes", Args: cli.MaxArgs(1),
+		Example: "  gateway box ls demo\n  gateway box ls demo:/etc",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return boxes(cmd)
+			}
+			box, dir, _ := strings.Cut(args[0], ":")
+			list := api.BoxPath(box, "files", "list")
+			if dir != "" {
+				list += "?" + url.Values{"folder": {dir}}.Encode()
+			}
+			return inBox(box, o.Call(cmd, "GET", list, nil, cli.Decoded(func(w io.Writer, a filesAnswer) error {
+				if a.Truncated {
+					fmt.Fprintln(cmd.ErrOrStderr(), "warning: the directory has more entries than an answer can have")
+				}
+				return printFiles(w, a)
+			})))
+		},
+	}
+}
+
+func printFiles(w io.Writer, a filesAnswer) error {
+	rows := [][]string{{"TYPE", "SIZE", "MODIFIED", "NAME"}}
+	for _, f := range a.Files {
+		name := escape(f.Name, maxMessage)
+		if f.IsDir {
+			name += "/"
+		}
+		rows = append(rows, []string{f.Type, strconv.FormatInt(f.Size, 10), word(f.ModTime), name})
+	}
+	return cli.Table(w, rows...)
+}
+
+// newStat is `gateway box stat`.
+func newStat(o *cli.Options) *cobra.Command {
+	var follow bool
+	cmd := &cobra.Command{
+		Use: "stat BOX:PATH", Short: "Describe a file, a directory or a symbolic link of a box", Args: cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			box, file, err := fileOf(args[0])
+			if err != nil {
+				return err
+			}
+			query := url.Values{"path": {file}}
+			if follow {
+				query.Set("follow", "true")
+			}
+			return inBox(box, o.Call(cmd, "GET", api.BoxPath(box, "files", "stat")+"?"+query.Encode(), nil, cli.Decoded(printStat)))
+		},
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "L", false, "describe the target of a symbolic link")
+	return cmd
+}
+
+func printStat(w io.Writer, s struct {
+	Type    string
+	Size    int64
+	Mode    string
+	ModTime string `json:"mod_time"`
+	Version string
+}) error {
+	return cli.Table(w, []string{"type", s.Type}, []string{"size", strconv.FormatInt(s.Size, 10)}, []string{"mode", s.Mode},
+		[]string{"modified", s.ModTime}, []string{"version", s.Version})
+}
+
+// newCat is `gateway box cat`.
+func newCat(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use: "cat BOX:PATH", Short: "Print a file of a box", Args: cli.ExactArgs(1),
+		Long: "Print a file of a box: byte for byte into a file or a pipe, and without control characters on a terminal. With --json, the content is\n" +
+			"in base64. `gateway box cp` copies files of any size.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			box, file, err := fileOf(args[0])
+			if err != nil {
+				return err
+			}
+			if !o.JSON {
+				return inBox(box, copyFile(cmd, o, box, file))
+			}
+			query := url.Values{"path": {file}, "encoding": {"base64"}}
+			return inBox(box, o.Call(cmd, "GET", api.BoxPath(box, "files", "read")+"?"+query.Encode(), nil, cli.Silent))
+		},
+	}
+}
+
+// copyFile copies a file of a box to standard output.
+func copyFile(cmd *cobra.Command, o *cli.Options, box, file string) error {
+	client, err := o.QuietClient()
+	if err != nil {
+		return err
+	}
+	out := cmd.OutOrStdout()
+	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		var read struct{ Content string }
+		query := url.Values{"path": {file}, "encoding": {"base64"}}
+		if err := client.Get(cmd.Context(), api.BoxPath(box, "files", "read")+"?"+query.Encode(), &read); err != nil {
+			return err
+		}
+		data, err := base64.StdEncoding.DecodeString(read.Content)
+		if err == nil {
+			_, err = io.WriteString(out, cli.Prose(string(data)))
+		}
+		return err
+	}
+	var stat struct{ Type string }
+	if err := client.Get(cmd.Context(), api.BoxPath(box, "files", "stat")+"?"+url.Values{"path": {file}, "follow": {"true"}}.Encode(), &stat); err != nil {
+		return err
+	}
+	if stat.Type == "directory" {
+		return cli.Usagef("%s is a directory; list it with `gateway box ls`, or copy it with `gateway box cp -r`", file)
+	}
+	resp, err := client.Stream(cmd.Context(), http.MethodGet, api.BoxPath(box, "files", "download")+"?"+url.Values{"folder": {file}}.Encode(), "", nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	_, err = io.Copy(out, resp.Body)
+	return err
+}
+
+// newWrite is `gateway box write`.
+func newWrite(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use: "write BOX:PATH", Short: "Write standard input to a file of a box; missing directories are created", Args: cli.ExactArgs(1),
+		Example: "  echo hello | gateway box write demo:notes/hello.txt",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			box, file, err := fileOf(args[0])
+			if err != nil {
+				return err
+			}
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			body := copying.Form(file, cmd.InOrStdin())
+			defer body.Close()
+			resp, err := client.Stream(cmd.Context(), http.MethodPost, api.BoxPath(box, "files", "upload"), body.Media, body)
+			if err != nil {
+				return inBox(box, err)
+			}
+			if err := resp.Body.Close(); err != nil || !o.JSON {
+				return err
+			}
+			return cli.WriteJSON(cmd.OutOrStdout(), map[string]any{"path": file, "bytes": body.Count()})
+		},
+	}
+}
+
+// newMove is `gateway box mv`.
+func newMove(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use: "mv BOX:PATH BOX:PATH", Short: "Rename or move a file or directory within a box; a file at the new path is replaced", Args: cli.ExactArgs(2),
+		Example: "  gateway box mv demo:a.txt demo:b.txt\n  gateway box mv demo:a.txt demo:old/",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			box, from, err := fileOf(args[0])
+			if err != nil {
+				return err
+			}
+			other, to, err := fileOf(args[1])
+			switch {
+			case err != nil:
+				return err
+			case other != box:
+				return cli.Usagef("both files must be in one box; between boxes: `gateway box cp` from one to here, then to the other")
+			case strings.HasSuffix(to, "/"):
+				to += path.Base(from)
+			}
+			return inBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "rename"), map[string]string{"from": from, "to": to}, cli.Silent))
+		},
+	}
+}
+
+// newMakeDir is `gateway box mkdir`.
+func newMakeDir(o *cli.Options) *cobra.Command {
+	var parents bool
+	cmd := &cobra.Command{
+		Use: "mkdir BOX:PATH", Short: "Make a directory in a box", Args: cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			box, dir, err := fileOf(args[0])
+			if err != nil {
+				return err
+			}
+			return inBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "mkdir"), map[string]any{"path": dir, "parents": parents}, cli.Silent))
+		},
+	}
+	cmd.Flags().BoolVarP(&parents, "parents", "p", false, "make missing parents too; an existing directory is no error")
+	return cmd
+}
+
+// AreFiles reports whether the arguments of `gateway box rm` are files of boxes rather than boxes. A mixture, and a path without a box,
+// are refused: `rm BOX PATH` must not remove the box.
+func AreFiles(args []string) (bool, error) {
+	files := 0
+	for i, arg := range args {
+		if strings.Contains(arg, ":") {
+			files++
+		} else if strings.Contains(arg, "/") {
+			box := "BOX"
+			if i > 0 && !strings.ContainsAny(args[0], "/:") {
+				box = args[0]
+			}
+			return false, cli.Usagef("%q is no box, and nothing was removed; a file of a box is %s:%s", arg, box, arg)
+		}
+	}
+	if files > 0 && files < len(args) {
+		return false, cli.Usagef("give boxes or files (BOX:PATH), not both; nothing was removed")
+	}
+	return files > 0, nil
+}
+
+// RemoveFiles removes files of boxes, for `gateway box rm BOX:PATH...`. It stops at the first failure.
+func RemoveFiles(cmd *cobra.Command, o *cli.Options, args []string, recursive bool) error {
+	for _, arg := range args {
+		if _, _, err := fileOf(arg); err != nil {
+			return err
+		}
+	}
+	for _, arg := range args {
+		box, file, _ := cut(arg)
+		if path.Clean("/"+file) == "/" && strings.HasPrefix(file, "/") {
+			return cli.Usagef("%s is the root directory of the box; remove the box with `gateway box rm %s`", arg, box)
+		}
+		body := map[string]any{"path": file, "recursive": recursive}
+		if err := inBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "remove"), body, cli.Silent)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inBox marks an error about a file with its box.
+func inBox(box string, err error) error {
+	if refused, ok := asRefusal(err); ok && strings.HasPrefix(refused.Message, "/") && refused.Pointer == "" {
+		return fmt.Errorf("in box %s: %w", box, err)
+	}
+	return err
+}
