@@ -317,7 +317,7 @@ type Code struct {
 	Code     string
 	Language string        // js, ts or python
 	Dir      string        // absolute, or below [Workspace]; "": that
-	Timeout  time.Duration // 0: none
+	Timeout  time.Duration // 0: no limit
 }
 
 // RunCode is [Client.Exec] for source text.

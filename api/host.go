@@ -252,7 +252,7 @@ type ExecRequest struct {
 	// Left is closed when the caller disconnects. The command continues, but no longer keeps the box awake. nil: the
 	// caller stays.
 	Left <-chan struct{}
-	// Timeout is for [Client.Exec] and [Client.Start]; 0: none. A Host ignores it: the API ends ctx instead.
+	// Timeout is for [Client.Exec] and [Client.Start]; 0: no limit. A Host ignores it: the API ends ctx instead.
 	Timeout time.Duration
 }
 

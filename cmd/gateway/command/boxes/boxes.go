@@ -1,4 +1,4 @@
-// Package boxes implements the commands of `gateway box` that use what is in a box: its runs, files, repositories, schedules, agent and
+// Package boxes implements the commands of `gateway box` that use the inside of a box: its runs, files, repositories, schedules, agent and
 // skills. Together with the other commands they cover the methods of the npm SDK (docs/commands.md has the table). Text from a box is
 // printed without control characters, unless it is the output of a command or goes to a file or a pipe.
 package boxes
@@ -63,7 +63,7 @@ func milliseconds(d time.Duration) int64 { return int64((d + time.Millisecond - 
 // MaxTimeout is the longest timeout of a command or an agent.
 const MaxTimeout = 7 * 24 * time.Hour
 
-// CheckTimeout refuses a duration that is no timeout. A flag that was not given is none.
+// CheckTimeout refuses a duration that is no timeout. A flag that was not given means no timeout.
 func CheckTimeout(cmd *cobra.Command, d time.Duration) error {
 	if f := cmd.Flags().Lookup("timeout"); f.Changed && (d < time.Millisecond || d > MaxTimeout) {
 		return cli.Usagef("--timeout: must be between 1ms and 7d")

@@ -12,7 +12,7 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 )
 
-// event is one event of a run of an agent. The gateway has checked that Data is JSON; what it says is the harness's.
+// event is one event of a run of an agent. The gateway has checked that Data is JSON; its content is the harness's.
 type event struct {
 	Name string          `json:"event"`
 	Data json.RawMessage `json:"data"`
@@ -176,7 +176,7 @@ func (t *transcript) note(format string, args ...any) error {
 	return err
 }
 
-// shown formats what a tool got or returned: a text itself, anything else as JSON, on one line.
+// shown formats the input or the result of a tool: a text itself, anything else as JSON, on one line.
 func shown(data json.RawMessage) string {
 	text := string(data)
 	var plain string

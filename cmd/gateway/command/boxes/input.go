@@ -108,7 +108,7 @@ func (in *Input) Text(flag, arg string) (string, error) {
 	return string(data), cli.FileError(err)
 }
 
-// Document returns a JSON or YAML document: the text itself, @FILE or - for standard input. An empty argument is none. form names the
+// Document returns a JSON or YAML document: the text itself, @FILE or - for standard input. An empty argument is no document. form names the
 // document in errors.
 func (in *Input) Document(flag, arg, form string) (json.RawMessage, error) {
 	if arg == "" {
@@ -140,7 +140,7 @@ func (v *Variables) Add(cmd *cobra.Command, purpose string) {
 	cmd.Flags().StringArrayVar(&v.files, "env-file", nil, "file of lines NAME=VALUE, or - for standard input (may be repeated); --env wins")
 }
 
-// Map returns the variables; nil: none.
+// Map returns the variables, or nil if there are no flags.
 func (v *Variables) Map(in *Input) (map[string]string, error) {
 	vars := map[string]string{}
 	for _, name := range v.files {

@@ -66,3 +66,16 @@ func TestPaintedTable(t *testing.T) {
 		t.Errorf("%q", out.String())
 	}
 }
+
+// TestProse: text of a box keeps its letters and lines, and nothing that a terminal interprets.
+func TestProse(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"plain\n\ttext": "plain\n\ttext", "Grüße, 世界 \uFFFD": "Grüße, 世界 \uFFFD", "\x1b[31m\r\a": `\x1b[31m\x0d\x07`, "\u009b2J": `\u{009b}2J`,
+		"a\u202eb\u2066": `a\u{202e}b\u{2066}`, "\xff\xc3": `\xff\xc3`, "\x7f": `\x7f`, "": "",
+	} {
+		if got := Prose(text); got != want || Prose(got) != got {
+			t.Errorf("%q: %q", text, got)
+		}
+	}
+}
