@@ -167,3 +167,17 @@ func TestInterruptedStatus(t *testing.T) {
 		stop()
 	}
 }
+
+// TestErrorsThatQuoteABox: an error of the gateway can quote a program of a box. It is printed without control characters, as text and as JSON.
+func TestErrorsThatQuoteABox(t *testing.T) {
+	t.Parallel()
+	err := &api.ResponseError{Status: 422, Message: "git failed: \x1b[2J\u202e\nsecond line \u009b31m"}
+	for _, asJSON := range []bool{false, true} {
+		var out strings.Builder
+		Report(&out, &cobra.Command{Use: "gateway"}, err, asJSON)
+		got := out.String()
+		if strings.ContainsAny(got, "\x1b\u202e\u009b") || !strings.Contains(got, "[2J") || !strings.Contains(got, "second line") {
+			t.Errorf("%q", got)
+		}
+	}
+}
