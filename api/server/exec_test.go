@@ -320,8 +320,8 @@ func TestDetachedCommand(t *testing.T) {
 	})
 	late := f.Call(t, "POST", path+"/exec-detached", `{"command":["sleep","600"],"timeout":300}`).JSON(t)["id"].(string)
 	await(t, "the timeout ends the command", func() bool {
-		now := f.Call(t, "GET", path+"/runs/"+late, "").JSON(t)
-		return now["status"] == "failed" && strings.Contains(now["error_message"].(string), "timeout of 300ms")
+		now := f.Call(t, "GET", path+"/runs/"+late, "")
+		return now.JSON(t)["status"] == "failed" && strings.Contains(now.Text, "timeout of 300ms")
 	})
 	for body, status := range map[string]int{
 		`{"command":["/nowhere/nothing"]}`:            503,

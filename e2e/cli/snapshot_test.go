@@ -14,7 +14,14 @@ func TestSnapshotsByCommand(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
 	box := w.Create(map[string]any{"name": "source", "network_policy": harness.Custom("api.example.com")})
-	w.MustSh(box, "echo kept >state")
+	w.MustSh(box, "echo kept >state; head -c 8M /dev/urandom >large")
+	early := decoded[struct{ ID, Status string }](w, "box", "snapshot", "source", "--no-wait")
+	if early.Status != "creating" && early.Status != "ready" || early.ID == "" {
+		t.Errorf("without waiting: %+v", early)
+	}
+	if late := decoded[struct{ ID, Status string }](w, "box", "snapshot", "source"); late.Status != "ready" {
+		t.Errorf("it is not waited for: %+v", late)
+	}
 	out, code := w.GatewayCommand("box", "snapshot", "source", "--name", "after setup")
 	id := strings.TrimSpace(out)
 	if code != cli.ExitOK || !strings.HasPrefix(id, "snap_") {

@@ -4,6 +4,7 @@ package command
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/host/box"
 	"boxgate/internal/buildinfo"
@@ -124,6 +126,10 @@ func completeArguments(o *cli.Options, usage []string) cobra.CompletionFunc {
 			return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) }), directive
 		case next == "POLICY" && len(args) == 1:
 			return completePolicy(o)(cmd, args, begun)
+		case next == "RUN" && len(args) == 1:
+			return fetchIDs(cmd, o, api.BoxPath(args[0], "runs"))
+		case strings.HasPrefix(next, "ID") && len(args) >= 1 && cmd.HasParent() && cmd.Parent().Name() == "schedule":
+			return fetchIDs(cmd, o, api.BoxPath(args[0], "schedules"))
 		case next == "HOST...":
 			return completePresets(begun), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 		}
@@ -162,9 +168,18 @@ func boxLabels(cmd *cobra.Command, o *cli.Options) ([]string, cobra.ShellCompDir
 
 // fetchBoxes fetches the boxes for a completion. It returns none if the gateway does not answer in time.
 func fetchBoxes(cmd *cobra.Command, o *cli.Options) []boxAnswer {
+	var boxes []boxAnswer
+	if !fetchQuietly(cmd, o, "/v2/box", &boxes) {
+		return nil
+	}
+	return boxes
+}
+
+// fetchQuietly fetches an answer for a completion. It reports false if the gateway does not answer in time.
+func fetchQuietly(cmd *cobra.Command, o *cli.Options, path string, answer any) bool {
 	client, err := o.QuietClient()
 	if err != nil {
-		return nil
+		return false
 	}
 	ctx := cmd.Context()
 	if ctx == nil {
@@ -172,11 +187,22 @@ func fetchBoxes(cmd *cobra.Command, o *cli.Options) []boxAnswer {
 	}
 	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
 	defer cancel()
-	var boxes []boxAnswer
-	if client.Get(ctx, "/v2/box", &boxes) != nil {
-		return nil
+	return client.Get(ctx, path, answer) == nil
+}
+
+// fetchIDs fetches the IDs of the runs or schedules of a box: a list, or an object with one.
+func fetchIDs(cmd *cobra.Command, o *cli.Options, path string) (ids []string, directive cobra.ShellCompDirective) {
+	type entry struct{ ID string }
+	var answer json.RawMessage
+	if fetchQuietly(cmd, o, path, &answer) {
+		var list []entry
+		var runs struct{ Runs []entry }
+		_, _ = json.Unmarshal(answer, &list), json.Unmarshal(answer, &runs) // one of the two fails
+		for _, e := range append(list, runs.Runs...) {
+			ids = append(ids, e.ID)
+		}
 	}
-	return boxes
+	return ids, cobra.ShellCompDirectiveNoFileComp
 }
 
 // completePolicy completes a policy: a mode, presets, a named policy, or a file name after @.

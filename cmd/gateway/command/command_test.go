@@ -164,8 +164,15 @@ func TestRemediesAreCommands(t *testing.T) {
 
 // TestCompletion: shells complete boxes, presets, policies and reasons where a command takes one.
 func TestCompletion(t *testing.T) {
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, `[{"id":"b1","name":"demo"},{"id":"b2"}]`)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/v2/box/demo/runs":
+			fmt.Fprint(w, `{"runs":[{"id":"run_1"},{"id":"run_2"}]}`)
+		case "/v2/box/demo/schedules":
+			fmt.Fprint(w, `[{"id":"sch_1"}]`)
+		default:
+			fmt.Fprint(w, `[{"id":"b1","name":"demo"},{"id":"b2"}]`)
+		}
 	}))
 	t.Cleanup(srv.Close)
 	t.Setenv("BOXGATE_ADMIN", srv.URL)
@@ -185,6 +192,8 @@ func TestCompletion(t *testing.T) {
 		{[]string{"policy", "presets", ""}, "github npm pypi", "demo"},
 		{[]string{"box", "runs", ""}, "demo b2", ""},
 		{[]string{"box", "ls", ""}, "demo b2", ""},
+		{[]string{"box", "run", "cancel", "demo", ""}, "run_1 run_2", "b2"},
+		{[]string{"box", "schedule", "pause", "demo", ""}, "sch_1", "b2"},
 		{[]string{"box", "git", "clone", "demo", ""}, "", "demo"},
 	} {
 		out, _ := runCommandLine(t, append([]string{"__complete"}, c.args...)...)

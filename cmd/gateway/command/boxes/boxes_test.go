@@ -107,7 +107,7 @@ func TestTranscriptOfAnyEvent(t *testing.T) {
 	tr := transcript{out: &out, notes: &notes}
 	for _, e := range []event{
 		{"run_start", []byte(`{"run_id":"run_1"}`)}, {"text", []byte(`{"text":"é\u001b[2J\u202e\n"}`)}, {"text", []byte(`{"text":7}`)}, {"text", []byte(`[]`)},
-		{"tool", []byte(`{"name":"a\nb"}`)}, {"tool_result", []byte(`{"output":{"x":"\u009b"}}`)}, {"own", []byte(`"x"`)}, {"done", []byte(`{"output":{"a":1},"total_cost_usd":0.5}`)},
+		{"tool", []byte(`{"name":"a\nb"}`)}, {"tool_result", []byte(`{"output":{"x":"\u009b"}}`)}, {"notice", []byte(`{"text":"n"}`)}, {"tool_result", []byte(`{"output":"no","is_error":true}`)}, {"own", []byte(`"x"`)}, {"done", []byte(`{"output":{"a":1},"total_cost_usd":0.5}`)},
 	} {
 		if err := tr.print(e); err != nil {
 			t.Error(err)
@@ -116,7 +116,7 @@ func TestTranscriptOfAnyEvent(t *testing.T) {
 	if got := out.String(); got != "é\\x1b[2J\\u{202e}\n" {
 		t.Errorf("%q", got)
 	}
-	if got := notes.String(); got != "tool: a\\x0ab \nresult: {\"x\":\"\\u009b\"}\nrun run_1: 0 tokens in, 0 out, 0.5000 USD\n" {
+	if got := notes.String(); got != "tool: a\\x0ab \nresult: {\"x\":\"\\u009b\"}\nnotice: n\nfailed: no\nrun run_1: 0 tokens in, 0 out, 0.5000 USD\n" {
 		t.Errorf("%q", got)
 	}
 	if !tr.answered || tr.failed != "" || tr.run != "run_1" {

@@ -73,6 +73,7 @@ type eventData struct {
 	Name         string          `json:"name"`
 	Input        json.RawMessage `json:"input"`
 	Output       json.RawMessage `json:"output"`
+	IsError      bool            `json:"is_error"`
 	Error        string          `json:"error"`
 	InputTokens  int64           `json:"input_tokens"`
 	OutputTokens int64           `json:"output_tokens"`
@@ -127,11 +128,14 @@ func (t *transcript) show(name string, d eventData) error {
 	case "text":
 		t.texts = t.texts || d.Text != ""
 		return t.write(t.out, d.Text)
-	case "thinking":
-		return t.note("thinking: %s", cli.Prose(strings.TrimSpace(d.Text)))
+	case "thinking", "notice":
+		return t.note("%s: %s", name, cli.Prose(strings.TrimSpace(d.Text)))
 	case "tool":
 		return t.note("tool: %s %s", word(d.Name), shown(d.Input))
 	case "tool_result":
+		if d.IsError {
+			return t.note("failed: %s", shown(d.Output))
+		}
 		return t.note("result: %s", shown(d.Output))
 	case "done":
 		var output string

@@ -218,13 +218,13 @@ func Decoded[T any](render func(io.Writer, T) error) Render {
 // Silent is a [Render] without output.
 func Silent(io.Writer, json.RawMessage) error { return nil }
 
-// Indented is a [Render] that prints the JSON itself, indented.
+// Indented is a [Render] that prints the JSON itself, indented. Characters that a terminal interprets, which JSON may contain, are escaped.
 func Indented(w io.Writer, data json.RawMessage) error {
 	out, err := json.MarshalIndent(data, "", "  ")
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(w, string(out))
+	_, err = fmt.Fprintln(w, Prose(string(out)))
 	return err
 }
 
