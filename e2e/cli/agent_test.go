@@ -103,6 +103,17 @@ func TestAgentByCommand(t *testing.T) {
 	harness.Contains(t, w.Run(0, nil, "", "box", "agent", "model", "agent", "custom/two"), "custom/two")
 	harness.Contains(t, w.Run(0, nil, "", "box", "agent", "harness", "agent", "--", "sh", "/workspace/home/agent"), "sh /workspace/home/agent")
 	harness.Contains(t, w.Run(0, nil, "", "box", "agent", "run", "agent", "again"), "again")
+	background := strings.TrimSpace(w.Run(0, nil, "", "box", "agent", "run", "agent", "later", "--webhook-url", "https://hooks.example.com/x", "--webhook-headers", "X-A: b"))
+	w.Until("the run in the background ends", func() bool {
+		got := decoded[struct{ Status, Output string }](w, "box", "run", "get", "agent", background)
+		return got.Status == "completed" && got.Output == "later"
+	})
+	w.Run(0, nil, "", "box", "create", "--name", "codex", "--agent", "codex", "--model", "openai/gpt-5.4", "--policy", "deny-all")
+	w.Run(0, nil, harness.TestSecret, "box", "agent", "model", "codex", "openai/gpt-5.5", "--api-key-file", "-")
+	harness.Contains(t, w.Run(0, nil, "", "headers", "list", "--box", "codex"), "api.openai.com")
+	if got := decoded[struct{ Model, Agent string }](w, "box", "get", "codex"); got.Model != "openai/gpt-5.5" || got.Agent != "codex" {
+		t.Errorf("%+v", got)
+	}
 	plain := w.Create(map[string]any{"name": "plain"})
 	harness.Contains(t, w.Run(1, nil, "", "box", "agent", "run", "plain", "x"), "the box has no agent")
 	harness.Contains(t, w.Run(1, nil, "", "box", "agent", "harness", "plain", "--", "x"), "custom")

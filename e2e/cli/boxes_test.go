@@ -240,6 +240,9 @@ func TestFilesByCommand(t *testing.T) {
 	}
 	harness.Contains(t, w.Run(0, nil, "", "box", "ls", "files"), "deep/")
 	harness.Contains(t, w.Run(0, nil, "", "box", "ls"), "files")
+	if out := w.Run(0, nil, "", "box", "ls", "--label", "no"); strings.Contains(out, "files") {
+		t.Errorf("the boxes with another label: %s", out)
+	}
 	if got := decoded[struct{ Files []struct{ Name string } }](w, "box", "ls", "files:deep/er"); len(got.Files) != 1 || got.Files[0].Name != "a.txt" {
 		t.Errorf("%+v", got)
 	}
@@ -259,6 +262,7 @@ func TestFilesByCommand(t *testing.T) {
 		"1 box cat files:nothing":             "in box files: /workspace/home/nothing: no such file",
 		"2 box cat files:deep":                "list it with `gateway box ls`",
 		"2 box cat files":                     `"files" is not BOX:PATH`,
+		"2 box ls files --label x":            "--label is for boxes; leave out files",
 		"2 box mv files:deep other:deep":      "both files must be in one box",
 		"1 box mv files:nothing files:x":      "in box files: /workspace/home/nothing: no such file",
 		"1 box mkdir files:a/b/c":             "in box files: /workspace/home/a/b/c: no such file",

@@ -195,6 +195,8 @@ func TestCompletion(t *testing.T) {
 		{[]string{"box", "run", "cancel", "demo", ""}, "run_1 run_2", "b2"},
 		{[]string{"box", "schedule", "pause", "demo", ""}, "sch_1", "b2"},
 		{[]string{"box", "git", "clone", "demo", ""}, "", "demo"},
+		{[]string{"box", "create", "--agent", ""}, "claude-code codex opencode custom", ""},
+		{[]string{"box", "code", "demo", "--language", ""}, "js ts python", ""},
 	} {
 		out, _ := runCommandLine(t, append([]string{"__complete"}, c.args...)...)
 		offered := strings.Fields(out)

@@ -221,9 +221,13 @@ func newAgentModel(o *cli.Options) *cobra.Command {
 	f.StringVar(&agent, "agent", "", "harness: claude-code, codex or opencode (default: as it is)")
 	f.StringVar(&key, "api-key-file", "", apiKeyHelp)
 	f.StringVar(&base, "agent-base-url", "", "server of the model; empty: the provider's own")
+	offer(cmd, "agent", harnesses...)
 	cli.MapFields(cmd, map[string]string{"/model": "MODEL", "/agent_api_key": "--api-key-file"})
 	return cmd
 }
+
+// harnesses are the built-in harnesses, for completion.
+var harnesses = []string{"claude-code", "codex", "opencode"}
 
 const apiKeyHelp = "file with the key of the model, or - for standard input; it becomes a header rule, and the box does not have it"
 

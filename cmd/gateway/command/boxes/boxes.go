@@ -21,7 +21,7 @@ import (
 )
 
 // Commands returns the commands, to be added to `gateway box`. list is `gateway box list`, which `gateway box ls` is without an argument.
-func Commands(o *cli.Options, list func(*cobra.Command) error) []*cobra.Command {
+func Commands(o *cli.Options, list func(cmd *cobra.Command, label string) error) []*cobra.Command {
 	return []*cobra.Command{
 		newRuns(o), newRun(o), newLogs(o), newCode(o),
 		newList(o, list), newStat(o), newCat(o), newWrite(o), newMove(o), newMakeDir(o),
@@ -117,3 +117,8 @@ func callInto(cmd *cobra.Command, o *cli.Options, method, path string, in, v any
 
 // asRefusal returns the refusal of the gateway that an error is.
 func asRefusal(err error) (*api.ResponseError, bool) { return errors.AsType[*api.ResponseError](err) }
+
+// offer completes a flag with the values that it takes.
+func offer(cmd *cobra.Command, flag string, values ...string) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // fails for an unknown flag
+}

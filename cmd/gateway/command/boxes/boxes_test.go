@@ -1,14 +1,18 @@
 package boxes
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"boxgate/cmd/gateway/command/cli"
 )
@@ -68,6 +72,53 @@ func TestRemovedAreFilesOrBoxes(t *testing.T) {
 				t.Errorf("%q: %v %v", line, files, err)
 			}
 		}
+	}
+}
+
+// openTerminal returns both ends of a new terminal.
+func openTerminal(t *testing.T) (master, tty *os.File) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { master.Close() })
+	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		tty, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tty.Close() })
+	return master, tty
+}
+
+// TestFilesOnATerminal: text of a box reaches a terminal without control characters, and a file or a pipe as it is.
+func TestFilesOnATerminal(t *testing.T) {
+	t.Parallel()
+	const text = "a\x1b[2J\u202e"
+	master, tty := openTerminal(t)
+	if err := put(tty, text+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(master).ReadString('\n')
+	if want := `a\x1b[2J\u{202e}` + "\r\n"; line != want || err != nil {
+		t.Errorf("the terminal gets %q, %v", line, err)
+	}
+	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := put(file, text); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(file.Name()); string(got) != text || err != nil {
+		t.Errorf("the file gets %q, %v", got, err)
 	}
 }
 

@@ -42,6 +42,7 @@ func (c *CreateFlags) Add(cmd *cobra.Command) {
 	f.StringVar(&c.gitHubToken, "github-token-file", "", "file with a token of GitHub, or - for standard input; it becomes header rules, and the box does not have it")
 	f.StringVar(&c.gitUserName, "git-user-name", "", "name for commits in the box")
 	f.StringVar(&c.gitMail, "git-user-email", "", "address for commits in the box")
+	offer(cmd, "agent", append([]string{"custom"}, harnesses...)...)
 	c.variables.Add(cmd, "for every command in the box")
 	cli.MapFields(cmd, map[string]string{
 		"/env_vars": "--env=", "/agent_api_key": "--api-key-file", "/github_token": "--github-token-file", "/custom_runner": "--harness",

@@ -32,13 +32,17 @@ type filesAnswer struct {
 }
 
 // newList is `gateway box ls`.
-func newList(o *cli.Options, boxes func(*cobra.Command) error) *cobra.Command {
-	return &cobra.Command{
+func newList(o *cli.Options, boxes func(cmd *cobra.Command, label string) error) *cobra.Command {
+	var label string
+	cmd := &cobra.Command{
 		Use: "ls [BOX[:PATH]]", Short: "List a directory of a box, by default its home directory; without an argument, the boxes", Args: cli.MaxArgs(1),
 		Example: "  gateway box ls demo\n  gateway box ls demo:/etc",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return boxes(cmd)
+				return boxes(cmd, label)
+			}
+			if label != "" {
+				return cli.Usagef("--label is for boxes; leave out %s", args[0])
 			}
 			box, dir, _ := strings.Cut(args[0], ":")
 			list := api.BoxPath(box, "files", "list")
@@ -53,6 +57,8 @@ func newList(o *cli.Options, boxes func(*cobra.Command) error) *cobra.Command {
 			})))
 		},
 	}
+	cmd.Flags().StringVar(&label, "label", "", "without an argument: only boxes with this label")
+	return cmd
 }
 
 func printFiles(w io.Writer, a filesAnswer) error {
