@@ -61,8 +61,6 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "POST", Path: "/v2/box/{id}/exec", ID: "runCommand", Summary: "Run a command and answer with its output", Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","echo hello"],"timeout":30000}`, Response: reflect.TypeFor[execView](), Handle: e.buffered(e.readCommand), Late: late},
 		{Method: "POST", Path: "/v2/box/{id}/exec-stream", ID: "streamCommand", Summary: "Run a command and stream its output, then an exit event; with Accept: application/x-ndjson, in frames that separate the streams",
 			Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","echo hello"],"timeout":30000}`, Produces: []string{"text/plain", stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[stream.Frame]()}, Handle: e.streamed(e.readCommand)},
-		{Method: "POST", Path: "/v2/box/{id}/exec-detached", ID: "startCommand", Summary: "Start a command and answer with its run, without its output", Status: 202,
-			Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","make >build.log 2>&1"],"timeout":3600000}`, Response: reflect.TypeFor[history.RunDetail](), Handle: e.detached},
 		{Method: "POST", Path: "/v2/box/{id}/code", ID: "runCode", Summary: "Run source text and answer with its output", Request: reflect.TypeFor[codeBody](), Example: `{"code":"console.log(1 + 2)","language":"js"}`, Response: reflect.TypeFor[execView](), Handle: e.buffered(e.readCode), Late: late},
 		{Method: "POST", Path: "/v2/box/{id}/code-stream", ID: "streamCode", Summary: "Run source text and stream its output as exec-stream does",
 			Request: reflect.TypeFor[codeBody](), Example: `{"code":"print(1 + 2)","language":"python"}`, Produces: []string{"text/plain", stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[stream.Frame]()}, Handle: e.streamed(e.readCode)},
@@ -70,6 +68,8 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "GET", Path: "/v2/box/{id}/runs/{run}", ID: "getRun", Summary: "One of the latest commands, with the beginning of its output", Response: reflect.TypeFor[history.RunDetail](), Handle: e.getRun},
 		{Method: "POST", Path: "/v2/box/{id}/runs/{run}/cancel", ID: "cancelRun", Summary: "Kill a running command", Response: reflect.TypeFor[history.RunView](), Handle: e.cancelRun},
 		{Method: "GET", Path: "/v2/box/{id}/logs", ID: "listLogs", Summary: "The log of a box", Query: reflect.TypeFor[logsQuery](), Response: reflect.TypeFor[logsView](), Handle: e.getLogs},
+		{Method: "POST", Path: "/v2/box/{id}/exec-detached", ID: "startCommand", Summary: "Start a command and answer with its run, without its output", Status: 202,
+			Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","make >build.log 2>&1"],"timeout":3600000}`, Response: reflect.TypeFor[history.RunDetail](), Handle: e.detached},
 	}
 }
 
