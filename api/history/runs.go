@@ -252,9 +252,10 @@ func (h *History) finishRun(r *Run, res api.ExecResult, err error, status, messa
 	h.logLocked(v.BoxID, "info", v.source(), fmt.Sprintf("%s: exit %d after %d ms", v.Prompt, res.ExitCode, v.DurationMS))
 }
 
-// exitCode returns the exit code of a command that ran to its end, or nil.
+// exitCode returns the exit code of a command that ran to its end, or nil. The harness of an agent without an answer may have ended by itself
+// all the same, with another code than 0.
 func exitCode(res api.ExecResult, err error) *int {
-	if err != nil {
+	if err != nil && res.ExitCode == 0 {
 		return nil
 	}
 	return &res.ExitCode

@@ -86,7 +86,7 @@ func TestAgentByCommand(t *testing.T) {
 	harness.Contains(t, w.Run(0, nil, "from standard input", "box", "agent", "run", "agent", "-"), "from standard input\n")
 	harness.Contains(t, w.Run(1, nil, "", "box", "agent", "run", "agent", "fails"), `begun`+"\n"+`gateway: the run failed: out of `)
 	refused(w, map[string]string{
-		"1 box agent run agent exits":                       "the run failed: the harness exited with status 9 and no result",
+		"9 box agent run agent exits":                       "the run failed: the harness exited with status 9 and no result",
 		"1 box agent run agent waits --timeout 500ms":       "the run failed: ",
 		"1 box agent run nobody x":                          "see `gateway box list`",
 		"2 box agent run agent":                             "1 argument given",

@@ -88,7 +88,20 @@ func (r *agentRun) run(cmd *cobra.Command, args []string) error {
 	}
 	defer resp.Body.Close()
 	t := &transcript{out: cmd.OutOrStdout(), notes: cmd.ErrOrStderr(), asJSON: r.o.JSON}
-	return t.end(cmd.Context(), args[0], readEvents(resp.Body, t.print))
+	err = t.end(cmd.Context(), args[0], readEvents(resp.Body, t.print))
+	if t.failed == "" {
+		return err
+	}
+	return cli.StatusError{Status: failedStatus(cmd.Context(), client, args[0], t.run), Err: err}
+}
+
+// failedStatus returns the exit status for a run that has failed: its harness's own, unless that is unknown or 0.
+func failedStatus(ctx context.Context, client *api.Client, box, run string) int {
+	var r runAnswer
+	if client.Get(ctx, runPath([]string{box, run}), &r) != nil || r.ExitCode == nil || *r.ExitCode == 0 {
+		return cli.ExitFailed
+	}
+	return *r.ExitCode
 }
 
 // end returns the error of a run whose stream has ended with err.
