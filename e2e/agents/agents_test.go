@@ -33,6 +33,7 @@ func TestAgentsWithTheirKeyOutside(t *testing.T) {
 			s.busy(box, a)
 			s.schema(box, a)
 			s.files(box, a)
+			s.byCommand(box, a)
 			s.MustDelete(box)
 		})
 	}
@@ -63,6 +64,23 @@ func (s studio) first(box string, a agent) {
 	}
 	if o.done.Input != input || o.done.Cached != cached || o.done.OutputN != output || o.done.SessionID == "" {
 		t.Errorf("%d, %d and %d tokens, and the agent reports %+v", input, cached, output, o.done)
+	}
+}
+
+// byCommand runs the agent on the command line: its answer is on standard output, its tools on standard error.
+func (s studio) byCommand(box string, a agent) {
+	t := s.T
+	cmd := s.Command(t.Context(), "box", "agent", "run", box, prompt, "--folder", "project")
+	var notes strings.Builder
+	cmd.Stderr = &notes
+	out, err := cmd.Output()
+	if got := string(out); err != nil || !strings.Contains(got, "I look.") || !strings.Contains(got, "from-the-42\nboxuser\n") || !strings.HasSuffix(got, "\n") {
+		t.Errorf("%s: %v: %q", a, err, got)
+	}
+	for _, want := range []string{"tool: ", "from-the-$", "result: ", `from-the-42\x0aboxuser`, " tokens in, "} {
+		if !strings.Contains(notes.String(), want) {
+			t.Errorf("%s: %q is not in %q", a, want, notes.String())
+		}
 	}
 }
 
