@@ -58,6 +58,15 @@ take = {
     'pids': process,
 }[sys.argv[2]]
 everything = sys.argv[1] == 'all'
+if everything and os.getuid() == 0 and sys.argv[2] not in ('pids', 'ptys'):  # root of a box has 65,536 users
+    for uid in range(2000, 2020):
+        done, report = os.pipe()
+        if os.fork() == 0:
+            os.setgid(uid)
+            os.setuid(uid)
+            break
+        os.close(report)
+        os.read(done, 1)
 taken, why = 0, None
 while taken < (200000 if everything else 1):
     try:
@@ -66,7 +75,10 @@ while taken < (200000 if everything else 1):
         why = errno.errorcode[e.errno]
         break
     taken += 1
-print('took', taken, why, flush=True)
+if everything and os.getuid() >= 2000:
+    os.close(report)
+else:
+    print('took', taken, why, flush=True)
 if everything:
     signal.pause()
 if why and why not in sys.argv[3:]:

@@ -9,6 +9,7 @@ import (
 	"boxgate/api"
 	"boxgate/config"
 	"boxgate/e2e/harness"
+	"boxgate/internal/nightly"
 )
 
 // shopSources makes apt use the shop, and only it.
@@ -70,6 +71,9 @@ func TestSudoInstallsPackages(t *testing.T) {
 	}
 	if out, code := w.Sh(box, "sudo grep -rls '"+harness.Canary+"' /etc /root /var /workspace /tmp; sudo cat /proc/[0-9]*/environ 2>/dev/null | grep -a -c '"+harness.Canary+"'"); strings.TrimSpace(out) != "0" {
 		t.Errorf("root finds the secret: %d, %s", code, out)
+	}
+	if nightly.Enabled() {
+		w.IsTight(box)
 	}
 }
 

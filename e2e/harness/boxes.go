@@ -84,11 +84,7 @@ func (w *World) Sh(box, line string) (string, int) {
 	ctx, cancel := context.WithTimeout(w.T.Context(), ExecMost)
 	defer cancel()
 	var out bytes.Buffer
-	user := ""
-	if Rooted() {
-		user = "root"
-	}
-	code, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}, User: user}, &out, &out)
+	code, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}, User: userOfCommands()}, &out, &out)
 	if err != nil {
 		w.T.Fatalf("exec %q: %v (%s)", line, err, out.String())
 	}
@@ -156,7 +152,7 @@ func (w *World) Background(box, line string, out io.Writer) (wait func() (int, e
 	ctx, cancel := context.WithTimeout(context.Background(), ExecMost)
 	w.T.Cleanup(cancel)
 	go func() {
-		code, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}}, out, out)
+		code, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}, User: userOfCommands()}, out, out)
 		done <- ended{code, err}
 	}()
 	return func() (int, error) {
@@ -280,12 +276,20 @@ func AttachedRun(ctx context.Context, tests ...string) *exec.Cmd {
 	return cmd
 }
 
-// boxesAreRooted is an environment variable. If it is set, boxes are started with launcher.root, and [World.Sh] runs commands as
-// their root.
+// boxesAreRooted is an environment variable. If it is set, boxes are started with launcher.root, and [World.Sh] and
+// [World.Background] run commands as their root.
 const boxesAreRooted = "BOXGATE_TEST_ROOTED"
 
 // Rooted reports whether this is a [RootedRun].
 func Rooted() bool { return os.Getenv(boxesAreRooted) != "" }
+
+// userOfCommands is the user of the API's commands in boxes.
+func userOfCommands() string {
+	if Rooted() {
+		return "root"
+	}
+	return ""
+}
 
 // RootedRun prepares another run of this test binary, as [AttachedRun] does. Its boxes are started with launcher.root, and their
 // commands run as root.
