@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/launcher/launchertest"
+	"boxgate/launcher/terminal"
 	"boxgate/policy"
 )
 
@@ -40,6 +41,10 @@ func TestRootByProgramsOfTheBox(t *testing.T) {
 			id := newBox(t, l, func(s *Spec) { s.Hostname = "maple" })
 			want(t, sh(t, l, id, "sudo -n id -u; sudo -n -u '#33' id -u; sudo -n sh -c 'echo $SSL_CERT_FILE $NODE_EXTRA_CA_CERTS'"),
 				"0\n33\n/etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt")
+			in := run(t, l, id, ExecSpec{Args: []string{"sh", "-c", "sudo id -u; sudo -s sh -c 'test -t 0 && stty size'; sudo -i pwd; visudo -c >/dev/null 2>&1; sudo visudo -c | grep boxgate"}, Terminal: &terminal.Size{Rows: 31, Cols: 97}})
+			if got := strings.ReplaceAll(in.out, "\r", ""); got != "0\n31 97\n/root\n/etc/sudoers.d/boxgate: parsed OK\n" {
+				t.Errorf("in a terminal: %q", got)
+			}
 			if r := sh(t, l, id, "sudo -n id"); r.err != "" {
 				t.Errorf("sudo says %q", r.err)
 			}
