@@ -445,6 +445,9 @@ func TestConnectionOfADeletedBoxLeavesNothing(t *testing.T) {
 	if got := r.say(connectHead); strings.HasPrefix(got, "HTTP/1.1 200 ") {
 		t.Errorf("answered %q", got)
 	}
+	if err := r.server.Shutdown(t.Context()); err != nil { // the client sees the end before the server has left
+		t.Fatal(err)
+	}
 	r.server.relay.mu.Lock()
 	defer r.server.relay.mu.Unlock()
 	if n := r.server.relay.n; n != 0 || len(r.server.relay.boxes) != 0 {
