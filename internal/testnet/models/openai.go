@@ -214,8 +214,8 @@ func (chat) read(body []byte) (turn, error) {
 	if err := json.Unmarshal(body, &r); err != nil {
 		return turn{}, err
 	}
-	if r.Model == "" || len(r.Messages) == 0 {
-		return turn{}, errors.New("model and messages are required")
+	if len(r.Messages) == 0 {
+		return turn{}, errors.New("messages are required")
 	}
 	t := turn{model: r.Model, streamed: r.Stream, effort: r.Effort, thinking: true, schema: r.Format != nil && r.Format.Type == "json_schema"}
 	for _, o := range r.Tools {
@@ -263,10 +263,10 @@ func (c chat) whole(t turn, a answer) any {
 	if calls := c.calls(t, a); calls != nil {
 		message["tool_calls"] = calls
 	}
-	return object{
+	return t.at.decorate(object{
 		"id": "chatcmpl-" + t.id(), "object": "chat.completion", "created": 1700000000, "model": t.model, "usage": a.chatUsage(),
 		"choices": []object{{"index": 0, "message": message, "finish_reason": a.finishReason(), "logprobs": nil}},
-	}
+	})
 }
 
 func (c chat) stream(e *events, t turn, a answer) error {
@@ -275,8 +275,13 @@ func (c chat) stream(e *events, t turn, a answer) error {
 		if usage == nil {
 			choices = append(choices, object{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": nil})
 		}
-		e.send("", object{"id": "chatcmpl-" + t.id(), "object": "chat.completion.chunk", "created": 1700000000, "model": t.model, "choices": choices, "usage": usage})
+		chunk := object{"id": "chatcmpl-" + t.id(), "object": "chat.completion.chunk", "created": 1700000000, "model": t.model, "choices": choices, "usage": usage}
+		if usage != nil {
+			t.at.decorate(chunk)
+		}
+		e.send("", chunk)
 	}
+	t.at.begin(e)
 	send(object{"role": "assistant", "content": ""}, nil, nil)
 	if a.thinking != "" {
 		for _, piece := range pieces(a.thinking) {

@@ -118,6 +118,14 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, name string, api
 		refuse(http.StatusBadRequest, "invalid_request_error", err.Error())
 		return
 	}
+	at, model := placeOf(r.URL.Path)
+	if t.at = at; model != "" {
+		t.model = model
+	}
+	if t.model == "" {
+		refuse(http.StatusBadRequest, "invalid_request_error", "model is required")
+		return
+	}
 	t.note(&record)
 	a := t.follow()
 	if status := s.failure(t, a); status != 0 {
@@ -207,6 +215,16 @@ func (e *events) send(name string, data any) {
 	}
 	if e.err == nil {
 		_, e.err = fmt.Fprintf(e.w, "data: %s\n\n", text)
+	}
+	if e.err == nil {
+		e.err = e.rc.Flush()
+	}
+}
+
+// comment writes a comment, which clients ignore.
+func (e *events) comment(text string) {
+	if e.err == nil {
+		_, e.err = fmt.Fprintf(e.w, ": %s\n\n", text)
 	}
 	if e.err == nil {
 		e.err = e.rc.Flush()

@@ -19,6 +19,7 @@ type turn struct {
 	images   int
 	tools    []tool
 	said     []said
+	at       place // of Chat Completions
 }
 
 // tool is a tool that the client offers.
