@@ -144,7 +144,7 @@ func TestMeters(t *testing.T) {
 		{api.Hosted{Agent: OpenCode, Model: "openai/x"}, llm.OpenAI},
 		{api.Hosted{Agent: OpenCode, Model: "google/x"}, llm.Google},
 		{api.Hosted{Agent: OpenCode, Model: "opencode/x"}, ""},
-		{api.Hosted{Agent: ClaudeCode, Model: "openrouter/x"}, ""},
+		{api.Hosted{Agent: ClaudeCode, Model: "vercel/x"}, ""},
 		{api.Hosted{Agent: ClaudeCode, Model: "anthropic/x", BaseURL: "https://models.example.com"}, ""},
 	} {
 		var p problem.List
@@ -158,6 +158,37 @@ func TestMeters(t *testing.T) {
 		}
 		if got != tt.want {
 			t.Errorf("%+v is metered as %q, want %q", tt.of, got, tt.want)
+		}
+	}
+}
+
+// TestMetersByPath asks a host with several APIs. Each has its own meter under one key, whichever the harness is, and no path has none.
+func TestMetersByPath(t *testing.T) {
+	t.Parallel()
+	for _, of := range []api.Hosted{
+		{Agent: ClaudeCode, Model: "openrouter/x"}, {Agent: Codex, Model: "openrouter/x"}, {Agent: OpenCode, Model: "openrouter/x"},
+		{Agent: Codex, Model: "openai/x", BaseURL: "https://openrouter.ai/api/v1"},
+	} {
+		var p problem.List
+		keys := NewKeys(&p)
+		keys.SetModel(KeyPointer, of, "sk-1")
+		rules := keys.Rules(nil)
+		if len(p) > 0 || len(rules) == 0 {
+			t.Fatalf("%+v: %v %v", of, p, rules)
+		}
+		c, err := policy.Compile(policy.Spec{Mode: policy.ModeAllowAll}, policy.Options{Headers: rules})
+		if err != nil {
+			t.Fatal(err)
+		}
+		host, _ := name.Parse("openrouter.ai")
+		for path, want := range map[string]llm.Vendor{
+			"/api/v1/messages": llm.Anthropic, "/api/v1/messages/count_tokens": llm.Anthropic, "/api/v1/chat/completions": llm.OpenAI, "/api/v1/responses": llm.OpenAI,
+			"/": llm.OpenAI,
+		} {
+			rule, _ := c.HeaderRule(policy.Request{Stage: policy.StageHTTP, Name: host, Port: 443, Protocol: policy.TCP, Method: "POST", Path: path})
+			if m := rule.OnRequests().Meter; m == nil || m.Vendor() != want {
+				t.Errorf("%+v: %s is metered as %+v, want %s", of, path, m, want)
+			}
 		}
 	}
 }

@@ -67,7 +67,14 @@ type provider struct {
 	variables []string          // opencode's variables for the key
 	anthropic string            // base URL for Claude Code, if it is not the default one
 	openai    string            // base URL for Codex, if it is not the default one
-	meter     llm.Vendor        // of all requests to the host; "": it has several APIs, or one that is not metered
+	meter     llm.Vendor        // of requests to the host; "": it has an API that is not metered
+	others    []pathMeter       // of requests below some paths, in place of meter
+}
+
+// pathMeter is how requests below a path are metered, at a host with several APIs.
+type pathMeter struct {
+	prefix string
+	vendor llm.Vendor
 }
 
 var (
@@ -77,16 +84,17 @@ var (
 
 // providers are the services by the first part of a model's name. The SDK uses the first five.
 var providers = map[string]provider{
-	"anthropic":  {host: "api.anthropic.com", fields: xAPIKey, variables: []string{"ANTHROPIC_API_KEY"}, meter: llm.Anthropic},
-	"openai":     {host: "api.openai.com", fields: bearer, variables: []string{"OPENAI_API_KEY"}, meter: llm.OpenAI},
-	"openrouter": {host: "openrouter.ai", fields: bearer, variables: []string{"OPENROUTER_API_KEY"}, anthropic: "https://openrouter.ai/api", openai: "https://openrouter.ai/api/v1"},
-	"vercel":     {host: "ai-gateway.vercel.sh", fields: bearer, variables: []string{"AI_GATEWAY_API_KEY"}, anthropic: "https://ai-gateway.vercel.sh", openai: "https://ai-gateway.vercel.sh/v1"},
-	"opencode":   {host: "opencode.ai", fields: map[string]string{"Authorization": "Bearer ", "X-Api-Key": "", "X-Goog-Api-Key": ""}, variables: []string{"OPENCODE_API_KEY"}, anthropic: "https://opencode.ai/zen", openai: "https://opencode.ai/zen/v1"},
-	"google":     {host: "generativelanguage.googleapis.com", fields: map[string]string{"X-Goog-Api-Key": ""}, variables: []string{"GOOGLE_GENERATIVE_AI_API_KEY", "GEMINI_API_KEY"}, meter: llm.Google},
-	"xai":        {host: "api.x.ai", fields: bearer, variables: []string{"XAI_API_KEY"}},
-	"groq":       {host: "api.groq.com", fields: bearer, variables: []string{"GROQ_API_KEY"}},
-	"mistral":    {host: "api.mistral.ai", fields: bearer, variables: []string{"MISTRAL_API_KEY"}},
-	"deepseek":   {host: "api.deepseek.com", fields: bearer, variables: []string{"DEEPSEEK_API_KEY"}},
+	"anthropic": {host: "api.anthropic.com", fields: xAPIKey, variables: []string{"ANTHROPIC_API_KEY"}, meter: llm.Anthropic},
+	"openai":    {host: "api.openai.com", fields: bearer, variables: []string{"OPENAI_API_KEY"}, meter: llm.OpenAI},
+	"openrouter": {host: "openrouter.ai", fields: bearer, variables: []string{"OPENROUTER_API_KEY"}, anthropic: "https://openrouter.ai/api", openai: "https://openrouter.ai/api/v1",
+		meter: llm.OpenAI, others: []pathMeter{{"/api/v1/messages", llm.Anthropic}}},
+	"vercel":   {host: "ai-gateway.vercel.sh", fields: bearer, variables: []string{"AI_GATEWAY_API_KEY"}, anthropic: "https://ai-gateway.vercel.sh", openai: "https://ai-gateway.vercel.sh/v1"},
+	"opencode": {host: "opencode.ai", fields: map[string]string{"Authorization": "Bearer ", "X-Api-Key": "", "X-Goog-Api-Key": ""}, variables: []string{"OPENCODE_API_KEY"}, anthropic: "https://opencode.ai/zen", openai: "https://opencode.ai/zen/v1"},
+	"google":   {host: "generativelanguage.googleapis.com", fields: map[string]string{"X-Goog-Api-Key": ""}, variables: []string{"GOOGLE_GENERATIVE_AI_API_KEY", "GEMINI_API_KEY"}, meter: llm.Google},
+	"xai":      {host: "api.x.ai", fields: bearer, variables: []string{"XAI_API_KEY"}},
+	"groq":     {host: "api.groq.com", fields: bearer, variables: []string{"GROQ_API_KEY"}},
+	"mistral":  {host: "api.mistral.ai", fields: bearer, variables: []string{"MISTRAL_API_KEY"}},
+	"deepseek": {host: "api.deepseek.com", fields: bearer, variables: []string{"DEEPSEEK_API_KEY"}},
 }
 
 // defaultProviders are the providers of models without one in their name.
@@ -100,6 +108,7 @@ type Target struct {
 	Host      string            // host, with the port unless it is 443, for the pattern of a header rule
 	Fields    map[string]string // header field → prefix of the key in it
 	Meter     llm.Vendor        // how its requests are metered; "": not at all
+	others    []pathMeter       // how requests below some paths are metered instead
 	BaseURL   string            // where the harness sends its requests; "": its default
 	Variables map[string]string // for the environment of the box, without any key
 }
@@ -127,7 +136,7 @@ func TargetOf(h api.Hosted) (t Target, ok bool) {
 		t.Host = HostOf(h.BaseURL)
 		t.Fields = fieldsAt(t.Host, h.Agent, p.fields)
 	}
-	t.Meter = meterAt(t.Host)
+	t.Meter, t.others = meterAt(t.Host)
 	setVariables(&t, h.Agent, p.variables)
 	return t, true
 }
@@ -141,15 +150,15 @@ func providerOf(harness, model string) (provider, bool) {
 	return p, known
 }
 
-// meterAt returns how requests to a host are metered. The hosts of vendors alone have one API each; others, such as OpenRouter, may
-// serve every harness, and a box may change its harness without another rule.
-func meterAt(host string) llm.Vendor {
+// meterAt returns how requests to a host are metered. A host with several APIs, such as OpenRouter, serves every harness, and a box may
+// change its harness without another rule.
+func meterAt(host string) (llm.Vendor, []pathMeter) {
 	for _, p := range providers {
 		if p.host == host {
-			return p.meter
+			return p.meter, p.others
 		}
 	}
-	return ""
+	return "", nil
 }
 
 // fieldsAt returns the header fields for the key at a host of a base URL: of the provider with that host, else of Azure, else of

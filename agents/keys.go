@@ -9,7 +9,6 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/problem"
-	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
@@ -25,12 +24,12 @@ type Keys struct {
 	problems *problem.List
 	fields   map[string]map[string]string // pattern → header field → value
 	at       map[string]string            // pattern → pointer to the first key for it
-	meters   map[string]llm.Vendor        // pattern → how its requests are metered
+	meters   map[string]Target            // pattern → how its requests are metered
 }
 
 // NewKeys returns an empty collection whose mistakes are added to p.
 func NewKeys(p *problem.List) *Keys {
-	return &Keys{p, map[string]map[string]string{}, map[string]string{}, map[string]llm.Vendor{}}
+	return &Keys{p, map[string]map[string]string{}, map[string]string{}, map[string]Target{}}
 }
 
 // SetModel adds the key of the model at a pointer; its requests are metered if the host is a vendor's own. Keys of [IsHostedKey] are
@@ -46,7 +45,7 @@ func (k *Keys) SetModel(at string, h api.Hosted, key string) {
 	}
 	for field, prefix := range target.Fields {
 		if pattern := k.set(at, target.Host, field, prefix+key); pattern != "" && target.Meter != "" {
-			k.meters[pattern] = target.Meter
+			k.meters[pattern] = target
 		}
 	}
 }
@@ -82,13 +81,26 @@ func (k *Keys) set(at, host, field, value string) (pattern string) {
 // withPort returns the pattern of a rule with its port, for comparisons.
 func withPort(r policy.HeaderRule) string { return r.Pattern.WithDefaultPort(name.HTTPSPort).String() }
 
+// meteredRule returns the document of a rule whose requests are metered: an alternative for each API of the host.
+func meteredRule(fields map[string]string, t Target) any {
+	all := map[string]any{"headers": fields, meter.Key: t.Meter}
+	if len(t.others) == 0 {
+		return all
+	}
+	var alternatives []any
+	for _, o := range t.others {
+		alternatives = append(alternatives, map[string]any{"match": map[string]any{"path": map[string]any{"prefix": o.prefix}}, "headers": fields, meter.Key: o.vendor})
+	}
+	return append(alternatives, all)
+}
+
 // Rules returns the rules. A host that has a rule among others is a mistake, since only one of the rules could apply.
 func (k *Keys) Rules(others []policy.HeaderRule) []policy.HeaderRule {
 	doc := map[string]any{}
 	for pattern, fields := range k.fields {
 		doc[pattern] = fields
-		if vendor := k.meters[pattern]; vendor != "" {
-			doc[pattern] = map[string]any{"headers": fields, meter.Key: vendor}
+		if target, metered := k.meters[pattern]; metered {
+			doc[pattern] = meteredRule(fields, target)
 		}
 	}
 	text, err := json.Marshal(doc)
