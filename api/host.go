@@ -273,6 +273,7 @@ type PolicyState struct {
 	Leases   []Lease
 	Warnings []document.Problem
 	Was      *PolicyState // the policy that this call replaced, or nil
+	Headers  *HeaderState // the box's own header rules, of a call that reads or sets both; else nil
 }
 
 // Audit returns the lease for whose time the policy is audited instead of enforced, if there is one.
@@ -290,6 +291,15 @@ type PolicyChange struct {
 	// Keep lists the leases that continue; all others end. An entry without a running lease is a *document.InvalidError.
 	// nil: deny leases continue and allow leases end.
 	Keep *[]LeaseEntry
+	// Headers replaces the box's own header rules in the same change; nil: they stay.
+	Headers *HeaderChange
+}
+
+// HeaderChange replaces the header rules of a box together with its policy: no request is judged by one of the new and one of
+// the old.
+type HeaderChange struct {
+	Rules   []policy.HeaderRule
+	IfMatch *uint64 // the version of the header rules that must be in force, else the error is an ErrPrecondition; nil: any
 }
 
 // ReplayQuery selects what a candidate policy is compared with.

@@ -215,7 +215,7 @@ func (db Boxes) Delete(id policy.BoxID) error {
 			errs = append(errs, tx.delete(bucket, []byte(id)))
 		}
 		for _, s := range []slot{policySlot(id), headerSlot(string(id))} {
-			errs = append(errs, settle(tx, s, history.RolledBack), tx.delete(layout.Staged, []byte(s.staged)))
+			errs = append(errs, settle(tx, s, history.RolledBack, time.Now()), tx.delete(layout.Staged, []byte(s.staged)))
 		}
 		errs = append(errs, endHistory(tx, id), tx.delete(layout.Models, []byte(ModelAccountOfBox(id))))
 		return errors.Join(append(errs, deleteSchedules(tx, id), deleteApprovals(tx, id))...)

@@ -54,8 +54,8 @@ func holderOf(tx *transaction, owner string) (string, error) {
 	return b.CreatedBy, err
 }
 
-// settle records the result of a staged document in the history of its slot.
-func settle(tx *transaction, s slot, r history.Result) error {
+// settle records the result of a staged document, which it has since at, in the history of its slot.
+func settle(tx *transaction, s slot, r history.Result, at time.Time) error {
 	if s.history.Owner == "" {
 		return nil
 	}
@@ -63,7 +63,7 @@ func settle(tx *transaction, s slot, r history.Result) error {
 	if err != nil {
 		return err
 	}
-	return book.SettleLast(s.history, r, time.Now())
+	return book.SettleLast(s.history, r, at)
 }
 
 // endHistory notes in the history that a box was deleted.

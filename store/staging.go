@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"boxgate/policy"
 	"boxgate/store/history"
@@ -21,8 +22,9 @@ type Rules struct{ *file }
 // commit makes the staged documents the committed ones, all of them atomically.
 func (db Rules) commit(slots ...slot) error {
 	return db.update(func(tx *transaction) error {
+		at := time.Now() // the same for all, so that no version of one was ever in force beside an earlier one of another
 		for _, s := range slots {
-			if err := commitSlot(tx, s); err != nil {
+			if err := commitSlot(tx, s, at); err != nil {
 				return err
 			}
 		}
@@ -30,7 +32,30 @@ func (db Rules) commit(slots ...slot) error {
 	})
 }
 
-func commitSlot(tx *transaction, s slot) error {
+// StageNetwork stages the policy and the header rules of a box together: [Rules.StagePolicy] and [Rules.StageHeaders] in one
+// transaction, with the errors of both. The versions in next and headers are the new ones.
+func (db Rules) StageNetwork(id policy.BoxID, next Policy, headers Headers, by history.Origin) error {
+	by = dated(by)
+	return db.update(func(tx *transaction) error {
+		if err := stagePolicy(tx, id, next, by); err != nil {
+			return err
+		}
+		return stageHeaders(tx, string(id), headers.Rules, headers.Version, by)
+	})
+}
+
+// CommitNetwork makes the staged policy and the staged header rules of a box the committed ones, in one transaction. The error
+// is [ErrNotFound] unless both are staged; neither is committed then.
+func (db Rules) CommitNetwork(id policy.BoxID) error {
+	return db.commit(policySlot(id), headerSlot(string(id)))
+}
+
+// AbortNetwork deletes the staged policy and the staged header rules of a box, as far as there are any, in one transaction.
+func (db Rules) AbortNetwork(id policy.BoxID) error {
+	return db.abort(policySlot(id), headerSlot(string(id)))
+}
+
+func commitSlot(tx *transaction, s slot, at time.Time) error {
 	document, err := tx.get(layout.Staged, []byte(s.staged))
 	if err != nil {
 		return err
@@ -44,7 +69,7 @@ func commitSlot(tx *transaction, s slot) error {
 	if err := tx.put(s.bucket, []byte(s.owner), document); err != nil {
 		return err
 	}
-	if err := settle(tx, s, history.InForce); err != nil {
+	if err := settle(tx, s, history.InForce, at); err != nil {
 		return err
 	}
 	return tx.delete(layout.Staged, []byte(s.staged))
@@ -81,7 +106,7 @@ func (db Rules) abort(slots ...slot) error {
 	}
 	return db.update(func(tx *transaction) error {
 		for _, s := range slots {
-			if err := errors.Join(settle(tx, s, history.RolledBack), tx.delete(layout.Staged, []byte(s.staged))); err != nil {
+			if err := errors.Join(settle(tx, s, history.RolledBack, time.Now()), tx.delete(layout.Staged, []byte(s.staged))); err != nil {
 				return err
 			}
 		}
@@ -177,7 +202,7 @@ func (db Rules) DropStaged() ([]StagedChange, error) {
 		}
 		for _, key := range staged.Keys(nil) {
 			c := changeAt(string(key))
-			if err := errors.Join(settle(tx, c.slot(), history.Interrupted), staged.Delete(key)); err != nil {
+			if err := errors.Join(settle(tx, c.slot(), history.Interrupted, time.Now()), staged.Delete(key)); err != nil {
 				return err
 			}
 			dropped = append(dropped, c)

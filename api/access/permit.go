@@ -54,6 +54,16 @@ func seesSnapshotOf(ctx context.Context, id policy.BoxID, caller api.Caller, of 
 	return err == nil && slices.ContainsFunc(list, caller.SeesSnapshot)
 }
 
+// May returns an error unless the caller of a request may call the endpoint with an ID, for a box that the caller sees. It is for an
+// endpoint that also does the work of another one.
+func May(ctx context.Context, id string) error {
+	caller := api.CallerOf(ctx)
+	if g, known := grants[id]; known && g.permits(caller.Role) {
+		return nil
+	}
+	return problem.Refuse(http.StatusForbidden, "the API key %q has the role %s, which may not do this as part of the call: it also needs the permission for %s; see docs/keys.md", caller.Name, roleName(caller.Role), id)
+}
+
 func roleName(r api.Role) string {
 	if r == "" {
 		return "none"
@@ -185,6 +195,8 @@ var grants = map[string]grant{
 	"endLeases":           own | changes,
 	"getEnforcement":      own | reads,
 	"setEnforcement":      own | changes, // an audit also needs policy.audit
+	"getNetwork":          own | reads,
+	"setNetwork":          own | changes, // also needs setPolicy and setHeaders
 	"getHeaders":          own | reads,
 	"setHeaders":          own | changes,
 	"changeHeaders":       own | changes,

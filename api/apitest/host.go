@@ -282,9 +282,31 @@ func (h *Host) SetPolicy(_ context.Context, id policy.BoxID, set api.PolicyChang
 		}
 		return !slices.Contains(*set.Keep, l.LeaseEntry)
 	})
+	var headers *api.HeaderState
+	if set.Headers != nil {
+		s, err := setHeaders(&b.Rules, set.Headers.Rules, set.Headers.IfMatch)
+		if err != nil {
+			return api.PolicyState{}, err
+		}
+		headers = &s
+	}
 	was := b.Policy
 	b.Policy = api.PolicyState{Spec: set.Spec, Named: set.Named, Version: was.Version + 1, Leases: leases}
-	return changed(b, was), nil
+	state := changed(b, was)
+	state.Headers = headers
+	return state, nil
+}
+
+// Network implements the Host of [boxgate/api/rules].
+func (h *Host) Network(_ context.Context, id policy.BoxID) (api.PolicyState, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.PolicyState{}, err
+	}
+	state, headers := b.Policy, b.Rules
+	state.Headers = &headers
+	return state, nil
 }
 
 // AddLeases implements the Host of [boxgate/api/rules].
@@ -377,7 +399,7 @@ func (h *Host) Replay(_ context.Context, id policy.BoxID, set api.PolicyChange, 
 	if err != nil {
 		return api.Replay{}, err
 	}
-	if ifMatch != nil && *ifMatch != b.Policy.Version {
+	if ifMatch != nil && *ifMatch != b.Policy.Version || set.Headers != nil && set.Headers.IfMatch != nil && *set.Headers.IfMatch != b.Rules.Version {
 		return api.Replay{}, api.ErrPrecondition
 	}
 	if _, known := h.Named[set.Named]; set.Named != "" && !known {

@@ -202,13 +202,17 @@ func namesOf(list []api.Lease) (names []string) {
 	return names
 }
 
-// OfPolicy describes a change of the policy of a box.
+// OfPolicy describes a change of the policy of a box, and of its header rules if they changed in the same call.
 func OfPolicy(id policy.BoxID, is api.PolicyState) *rest.Change {
 	var was api.PolicyState
 	if is.Was != nil {
 		was = *is.Was
 	}
-	return &rest.Change{Box: id, PolicyVersion: is.Version, What: map[string]any{"policy": Policy(was, is, Whole)}}
+	what := map[string]any{"policy": Policy(was, is, Whole)}
+	if h := is.Headers; h != nil {
+		what["headers"] = Headers(h.Was, h.Rules, h.Version)
+	}
+	return &rest.Change{Box: id, PolicyVersion: is.Version, What: what}
 }
 
 // OfApproval describes the answer to a request of a box for access, and the change of the policy that it made, if any.

@@ -50,8 +50,8 @@ func (a Answerer) Serve(rt Route) http.Handler {
 				a.Fail(w, r, recordFailed(err))
 				return
 			}
-			if rep.Version != 0 {
-				w.Header().Set("ETag", etag(rep.Version))
+			if tag := rep.tag(); tag != "" {
+				w.Header().Set("ETag", `"`+tag+`"`)
 			}
 			writeJSON(w, status, rep.Body)
 		}

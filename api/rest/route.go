@@ -58,6 +58,7 @@ type Reply struct {
 	Status  int // 0: 200
 	Body    any
 	Version uint64  // sent as ETag unless 0
+	Tag     string  // sent as ETag instead of Version unless "": of a resource with several versions
 	Written bool    // the handler has written the response
 	Change  *Change // for the audit trail
 }
@@ -198,23 +199,41 @@ func setParameter(field reflect.Value, text string) string {
 	return ""
 }
 
-// etag returns the entity tag of a version (RFC 9110, section 8.8.3).
-func etag(version uint64) string { return `"` + strconv.FormatUint(version, 10) + `"` }
+// tag returns the entity tag of the reply without quotes (RFC 9110, section 8.8.3); "": it has none.
+func (r Reply) tag() string {
+	if r.Tag == "" && r.Version != 0 {
+		return strconv.FormatUint(r.Version, 10)
+	}
+	return r.Tag
+}
 
-// IfMatch parses If-Match (RFC 9110, section 13.1.1). It returns nil if the header is absent or "*". A tag that this API
-// never issues matches no version: the precondition fails, but the request is not malformed.
-func IfMatch(r *http.Request) (*uint64, error) {
+// IfMatchTag returns the entity tag in If-Match without quotes (RFC 9110, section 13.1.1), or "" if the header is absent or "*".
+func IfMatchTag(r *http.Request) (string, error) {
 	values := r.Header.Values("If-Match")
 	if len(values) == 0 || len(values) == 1 && strings.TrimSpace(values[0]) == "*" {
-		return nil, nil
+		return "", nil
 	}
 	tag := strings.TrimSpace(values[0])
 	if len(values) > 1 || len(tag) < 3 || tag[0] != '"' || tag[len(tag)-1] != '"' {
-		return nil, problem.Refuse(http.StatusPreconditionFailed, `If-Match must be one ETag of this resource, such as "3"`)
+		return "", errTag()
 	}
-	version, err := strconv.ParseUint(tag[1:len(tag)-1], 10, 64)
+	return tag[1 : len(tag)-1], nil
+}
+
+func errTag() error {
+	return problem.Refuse(http.StatusPreconditionFailed, `If-Match must be one ETag of this resource, such as "3"`)
+}
+
+// IfMatch returns the version in If-Match, or nil if the header is absent or "*". A tag that this API never issues matches no
+// version: the precondition fails, but the request is not malformed.
+func IfMatch(r *http.Request) (*uint64, error) {
+	tag, err := IfMatchTag(r)
+	if err != nil || tag == "" {
+		return nil, err
+	}
+	version, err := strconv.ParseUint(tag, 10, 64)
 	if err != nil {
-		return nil, problem.Refuse(http.StatusPreconditionFailed, `If-Match must be one ETag of this resource, such as "3"`)
+		return nil, errTag()
 	}
 	return &version, nil
 }

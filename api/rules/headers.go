@@ -96,6 +96,11 @@ type headersBody struct {
 }
 
 func viewHeaders(s api.HeaderState) rest.Reply {
+	return rest.Reply{Body: headersViewOf(s), Version: s.Version}
+}
+
+// headersViewOf returns header rules without their values.
+func headersViewOf(s api.HeaderState) headersView {
 	view := headersView{
 		AttachHeaders: map[string][]string{}, Rules: map[string]ruleView{}, Version: s.Version, Warnings: problem.Views(s.Warnings),
 	}
@@ -115,7 +120,7 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 		slices.Sort(names)
 		view.AttachHeaders[host] = append([]string{}, slices.Compact(names)...)
 	}
-	return rest.Reply{Body: view, Version: s.Version}
+	return view
 }
 
 // viewRule returns a rule without its values.

@@ -4,10 +4,10 @@ package rules
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"reflect"
 	"regexp"
+	"slices"
 	"time"
 
 	"boxgate/api"
@@ -31,9 +31,11 @@ type Host interface {
 type Policies interface {
 	// Policy returns the current policy.
 	Policy(ctx context.Context, id policy.BoxID) (api.PolicyState, error)
-	// SetPolicy returns after the new policy is applied everywhere. If ifMatch is neither nil nor the current version, the policy is
+	// SetPolicy returns after the new policy is applied everywhere, and with it the header rules of set, if there are any: in one change. If ifMatch is neither nil nor the current version, the policy is
 	// unchanged and the error is ErrPrecondition.
 	SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error)
+	// Network returns the current policy together with the header rules, in Headers.
+	Network(ctx context.Context, id policy.BoxID) (api.PolicyState, error)
 	// Replay compares what SetPolicy would do with the policy in force or a version of it, without a change. It has the errors of
 	// SetPolicy, and ErrNotFound for a version that the history lacks.
 	Replay(ctx context.Context, id policy.BoxID, set api.PolicyChange, q api.ReplayQuery, ifMatch *uint64) (api.Replay, error)
@@ -81,7 +83,7 @@ type Endpoints struct {
 
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
-	return append(append(e.namedRoutes(), e.enforcementRoutes()...), []rest.Route{
+	return append(slices.Concat(e.namedRoutes(), e.enforcementRoutes(), e.networkRoutes()), []rest.Route{
 		{Method: "GET", Path: "/v2/box/{id}/config/network-policy", ID: "getPolicy", Versioned: true, Summary: "The policy in force, its version as ETag", Response: reflect.TypeFor[policyView](), Handle: e.getPolicy},
 		{Method: "PUT", Path: "/v2/box/{id}/config/network-policy", ID: "setPolicy", Versioned: true, Summary: "Replace the policy; answers once it is in force everywhere. With dry_run=true nothing changes, and the answer is that of replayPolicy", Query: reflect.TypeFor[putPolicyQuery](), Request: reflect.TypeFor[spec.Policy](), Example: `{"mode":"custom","allowed_domains":["api.example.com","*.example.org"],"denied_cidrs":["192.0.2.0/24"]}`, Response: reflect.TypeFor[setPolicyView](), Handle: e.putPolicy},
 		{Method: "POST", Path: "/v2/box/{id}/egress/replay", ID: "replayPolicy", Versioned: true, Summary: "What a candidate policy would change of the traffic that the box has had, and of what it may reach; nothing is changed", Query: reflect.TypeFor[replayQuery](), Request: reflect.TypeFor[spec.Policy](), Example: `{"mode":"custom","allowed_domains":["api.example.com"]}`, Response: reflect.TypeFor[spec.Replay](), Handle: e.replay},
@@ -122,7 +124,8 @@ func (e *Endpoints) getPolicy(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	return viewPolicy(state), nil
 }
 
-// givenChange reads a change of a policy from the body of a request, with the version that it is for.
+// givenChange reads a change of a policy from the body of a request, with the version that it is for. A policy in a dialect that
+// sets headers changes the header rules too.
 func (e *Endpoints) givenChange(w http.ResponseWriter, r *http.Request) (set api.PolicyChange, match *uint64, err error) {
 	data, err := e.Bodies.Read(w, r)
 	if err != nil {
@@ -131,59 +134,15 @@ func (e *Endpoints) givenChange(w http.ResponseWriter, r *http.Request) (set api
 	if match, err = rest.IfMatch(r); err != nil {
 		return set, nil, err
 	}
-	fields, err := membersOf(data)
-	if err != nil {
-		return set, nil, err
+	set, match, given, err := policyChange(data, match)
+	if err == nil && given.SetsHeaders {
+		set.Headers = &api.HeaderChange{Rules: given.Headers}
 	}
-	if fields.text, match, err = fields.takeVersion(match); err != nil {
-		return set, nil, err
-	}
-	if data, set.Keep, err = fields.takeLeases(); err != nil {
-		return set, nil, err
-	}
-	given, err := spec.ParsePolicy(data)
-	if err != nil {
-		return set, nil, err
-	}
-	if len(given.Headers) > 0 {
-		return set, nil, problem.Invalid(transformsOf(data), "on a running box, transforms are set by PUT config/attach-headers; leave them out here")
-	}
-	set.Spec, set.Named = given.Spec, given.Named
-	return set, match, nil
+	return set, match, err
 }
 
 func (e *Endpoints) putPolicy(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Boxes)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	var q putPolicyQuery
-	if err := rest.Query(r, &q); err != nil {
-		return rest.Reply{}, err
-	}
-	set, match, err := e.givenChange(w, r)
-	switch {
-	case err != nil:
-		return rest.Reply{}, err
-	case q.DryRun:
-		reply, err := e.compare(r, box.ID, q.Since, 0, set, match)
-		reply.Change = &rest.Change{Box: box.ID, What: map[string]bool{"dry_run": true}}
-		return reply, err
-	case q.Since != "":
-		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" needs dry_run=true`)
-	}
-	state, err := e.Host.SetPolicy(r.Context(), box.ID, set, match)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	what := string(state.Spec.Mode)
-	if state.Named != "" {
-		what = fmt.Sprintf("the named policy %q", state.Named)
-	}
-	e.History.Log(box.ID, "info", "user", "network policy set to %s, version %d", what, state.Version)
-	reply := viewPolicy(state)
-	reply.Change = change.OfPolicy(box.ID, state)
-	return reply, nil
+	return e.replace(w, r, e.givenChange, viewPolicy)
 }
 
 // transformsOf points to the part of a policy in another dialect that sets headers.

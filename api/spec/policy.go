@@ -47,7 +47,9 @@ type LeaseEntry struct {
 type GivenPolicy struct {
 	Spec    policy.Spec         // not valid if Named is set
 	Headers []policy.HeaderRule // only with Spec
-	Named   string              // the named policy to follow; "": none
+	// SetsHeaders reports whether the document sets header rules, perhaps none: see [dialect.SetsHeaders].
+	SetsHeaders bool
+	Named       string // the named policy to follow; "": none
 }
 
 // ParsePolicy reads a policy in the dialect of this API, which always has a mode, or in a dialect that [dialect.Parse] translates,
@@ -56,6 +58,7 @@ func ParsePolicy(data []byte) (given GivenPolicy, err error) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(data, &fields) != nil || fields["named"] == nil {
 		given.Spec, given.Headers, err = dialect.Parse(data)
+		given.SetsHeaders = err == nil && (len(given.Headers) > 0 || dialect.SetsHeaders(data))
 		return given, err
 	}
 	if len(fields) > 1 {

@@ -184,14 +184,69 @@ func TestAttackDuringFaultsOfHeaderUpdates(t *testing.T) {
 	}
 }
 
+// The gateway fails at every step of a change of both policy and header rules, both one that opens and one that closes. Afterwards
+// the box has the old pair or the new one: never the key under the narrow policy, nor the wide policy without it.
+func TestAttackDuringFaultsOfNetworkUpdates(t *testing.T) {
+	t.Parallel()
+	w, s := faultWorld(t)
+	r := w.Raid(makeNarrow(w))
+	path := api.BoxPath(r.Box, "config/network")
+	pairs := map[bool]map[string]any{
+		false: {"network_policy": narrow, "attach_headers": map[string]any{}},
+		true:  {"network_policy": wide, "attach_headers": keyFor("api.example.com")},
+	}
+	isWide := false
+	for _, step := range stepsOfChange {
+		for range 2 { // opening and closing
+			for _, kind := range kindsOf(step) {
+				what := kind + " at " + step
+				err := failing(w, kind, step, func() error { return w.Client.Do(t.Context(), "PUT", path, pairs[!isWide], nil) })
+				if kind != harness.FaultDie && err == nil {
+					t.Errorf("%s: the answer was a success", what)
+				}
+				isNow := agrees(r, what)
+				if past := isMark(step); isNow != (isWide != past) {
+					t.Errorf("%s: wide was %v and is %v", what, isWide, isNow)
+				}
+				if has := sendsRule(w, r, what); has != isNow {
+					t.Errorf("%s: wide is %v, and the rule is in force: %v", what, isNow, has)
+				}
+				isWide = isNow
+			}
+			isWide = !isWide
+			if err := w.Client.Do(t.Context(), "PUT", path, pairs[isWide], nil); err != nil {
+				t.Fatalf("after the faults at %q: %v", step, err)
+			}
+			if got, has := agrees(r, "after "+step), sendsRule(w, r, "after "+step); got != isWide || has != isWide || t.Failed() {
+				t.Fatalf("after the faults at %q an update left wide=%v with the rule %v", step, got, has)
+			}
+		}
+	}
+	s.assertHolds()
+	if strings.Contains(w.LogText(), harness.TestSecret) {
+		t.Error("the secret, which is also the panic's text, is in the log")
+	}
+}
+
 // keyFor returns the header rule that gives a host the secret.
 func keyFor(host string) map[string]any {
 	return map[string]any{host: map[string]string{"Authorization": "Bearer " + harness.TestSecret}}
 }
 
-// sendsWhatItSays fails the test unless the server gets the secret exactly if the API lists a rule. It returns whether
-// it does.
+// sendsWhatItSays is sendsRule for a box with the narrow policy. It fails the test if an address is open that only the wide one opens.
 func sendsWhatItSays(w *harness.World, r *harness.Raider, what string) bool {
+	w.T.Helper()
+	has := sendsRule(w, r, what)
+	for _, a := range extra {
+		if got := r.Try("udp", netip.AddrPortFrom(a, 4444)); got == harness.Saw(nil) {
+			w.T.Errorf("%s: %v is open", what, a)
+		}
+	}
+	return has
+}
+
+// sendsRule fails the test unless the server gets the secret exactly if the API lists a rule. It returns whether it does.
+func sendsRule(w *harness.World, r *harness.Raider, what string) bool {
 	w.T.Helper()
 	rules := 0
 	for _, path := range []string{api.BoxPath(r.Box, "config/attach-headers"), "/v2/box/settings/attach-headers"} {
@@ -208,11 +263,6 @@ func sendsWhatItSays(w *harness.World, r *harness.Raider, what string) bool {
 	seen := w.Net.Received("api.example.com", testnet.Path("/says"))
 	if len(seen) != 1 || (seen[0].Header.Get("Authorization") == "Bearer "+harness.TestSecret) != (rules > 0) {
 		w.T.Errorf("%s: %d rules, and the server received %+v", what, rules, seen)
-	}
-	for _, a := range extra {
-		if got := r.Try("udp", netip.AddrPortFrom(a, 4444)); got == harness.Saw(nil) {
-			w.T.Errorf("%s: %v is open", what, a)
-		}
 	}
 	return rules > 0
 }

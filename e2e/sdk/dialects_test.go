@@ -47,18 +47,15 @@ type dialectCase struct {
 	holds              func(d *dialectBox) // checks a box with the policy
 }
 
-// headersOnCreate is the pointer of the refusal of a policy that sets headers, for a running box.
-const headersOnCreate = "/"
-
 var dialectCases = map[string]dialectCase{
 	"vercel: open":   {holds: func(d *dialectBox) { d.reaches("www", "api", "evil"); d.refuses() }},
 	"vercel: closed": {holds: func(d *dialectBox) { d.reaches(); d.refuses("www", "api", "evil") }},
 	// Denied addresses take precedence over names; allowed ones need no name.
 	"vercel: list":             {holds: func(d *dialectBox) { d.reaches("www", "evil address"); d.refuses("api", "api address", "evil name") }},
-	"vercel: rules":            {onUpdate: headersOnCreate, holds: (*dialectBox).vercelRules},
+	"vercel: rules":            {holds: (*dialectBox).vercelRules},
 	"vercel: another response": {onCreate: "/allow/api.example.com/0/response/statusCode", onUpdate: "/allow/api.example.com/0/response/statusCode"},
 
-	"e2b: rules": {onUpdate: headersOnCreate, holds: func(d *dialectBox) {
+	"e2b: rules": {holds: func(d *dialectBox) {
 		d.refuses("www", "evil")
 		d.MustSh(d.box, "curl -sS -f -o /dev/null -H 'X-Tenant: own' https://api.example.com"+d.path)
 		got := d.Net.Received("api.example.com", testnet.Path(d.path))
@@ -151,7 +148,7 @@ func (d *dialectBox) vercelRules() {
 			{"'$/any?model=small-1'", "200", "X-Model", "small"},
 			{"'$/any?model=large'", "403", "", ""},
 			{"$/open", "200", "", ""},
-			{"$/in/a", "200", "", ""},
+			{"$/in/a?" + strings.TrimPrefix(d.path, "/"), "200", "", ""},
 			{"$/", "403", "", ""},
 		} {
 			agent := fmt.Sprint("case-", n, way, d.path)
@@ -171,8 +168,9 @@ func (d *dialectBox) vercelRules() {
 	}
 	d.proxied.mu.Lock()
 	defer d.proxied.mu.Unlock()
-	const forwarded = "proxy.example.net:8443 /sandbox/in/a for api.example.com"
-	if got := strings.Join(d.proxied.seen, ", "); got != forwarded+", "+forwarded {
+	forwarded := "proxy.example.net:8443 /sandbox/in/a?" + strings.TrimPrefix(d.path, "/") + " for api.example.com"
+	own := slices.DeleteFunc(slices.Clone(d.proxied.seen), func(line string) bool { return line != forwarded })
+	if got := strings.Join(own, ", "); got != forwarded+", "+forwarded {
 		d.T.Errorf("forwarded: %s", got)
 	}
 }

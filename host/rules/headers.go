@@ -50,11 +50,11 @@ func (p *Service) SetHeaders(ctx context.Context, id policy.BoxID, rules []polic
 	if ifMatch != nil && *ifMatch != b.HeadersVersion {
 		return api.HeaderState{}, api.ErrPrecondition
 	}
-	last, err := p.store.LastHeadersVersion(id)
+	to, err := p.nextHeaders(b, rules)
 	if err != nil {
-		return api.HeaderState{}, change.NotStored(p.log, "the header rules of box "+string(id)+" could not be stored, nothing was changed", err)
+		return api.HeaderState{}, err
 	}
-	was, version := b.Headers, max(b.HeadersVersion, last)+1
+	was, version := b.Headers, to.Version
 	in := p.shared.inputsOf(b)
 	in.headers = rules
 	next, err := in.compile()

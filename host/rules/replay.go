@@ -3,6 +3,7 @@ package rules
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"boxgate/api"
@@ -102,6 +103,9 @@ func (p *Service) pairLocked(b *state.Box, set api.PolicyChange, against uint64,
 	if err != nil {
 		return pair{}, err
 	}
+	if in.headers, err = headersOf(b, set); err != nil {
+		return pair{}, err
+	}
 	now := p.shared.inputsOf(b)
 	if against != 0 {
 		if now.spec, err = p.pastSpec(b.ID, against); err != nil {
@@ -121,7 +125,7 @@ func (p *Service) pairLocked(b *state.Box, set api.PolicyChange, against uint64,
 	if both.bareBefore, err = now.compile(); err != nil {
 		return pair{}, err
 	}
-	both.own = in.headers
+	both.own = slices.Concat(now.headers, in.headers)
 	both.bareAfter, err = in.compile()
 	return both, err
 }

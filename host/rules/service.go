@@ -116,6 +116,9 @@ func (p *Service) SetPolicy(ctx context.Context, id policy.BoxID, set api.Policy
 			return api.PolicyState{}, err
 		}
 	}
+	if set.Headers != nil {
+		return p.changeNetworkLocked(ctx, b, ifMatch, set)
+	}
 	return p.changeLocked(ctx, b, ifMatch, history.Replaced, editOf(set))
 }
 
@@ -265,7 +268,7 @@ func (p *Service) applyStored(b *state.Box) error {
 
 // tryStored reads a box's policy and header rules from the store and applies them.
 func (p *Service) tryStored(b *state.Box) error {
-	if err := errors.Join(p.store.AbortPolicy(b.ID), p.store.AbortHeaders(b.ID)); err != nil {
+	if err := p.store.AbortNetwork(b.ID); err != nil {
 		// E.g. on a full disk. The next change replaces the staged one, the next start drops it.
 		p.log.Warn("a staged change stays in the store", zap.String("box", string(b.ID)), zap.Error(err))
 	}

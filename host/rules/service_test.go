@@ -208,6 +208,13 @@ func changes(t *testing.T) map[string]struct {
 			func(g *gateway) error { _, err := g.SetGlobalHeaders(t.Context(), rule(t, "global"), nil); return err },
 			seen{mode: policy.ModeDenyAll, global: "global", applied: "global"},
 		},
+		"policy and headers": {
+			func(g *gateway) error {
+				_, err := g.SetPolicy(t.Context(), "b1", api.PolicyChange{Spec: allowAll, Headers: &api.HeaderChange{Rules: rule(t, "own")}}, nil)
+				return err
+			},
+			seen{mode: policy.ModeAllowAll, own: "own", applied: "own", open: true},
+		},
 	}
 }
 

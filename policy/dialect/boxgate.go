@@ -47,6 +47,22 @@ func Parse(data []byte) (spec policy.Spec, headers []policy.HeaderRule, err erro
 	return spec, nil, nil
 }
 
+// SetsHeaders reports whether a policy that [Parse] accepts has a part for header rules, though it may be empty: the rules of domains
+// in the dialects of Vercel Sandbox (allow as an object) and of E2B (rules). Such a document describes all header rules of a box.
+func SetsHeaders(data []byte) bool {
+	var ps document.Problems
+	doc, ok := document.Parse(data, &ps)
+	if !ok || doc.Kind != document.Object {
+		return false
+	}
+	for i, key := range doc.Keys {
+		if doc.Items[i].Kind == document.Object && (key == "allow" && isVercel(doc) || key == "rules" && isE2B(doc)) {
+			return true
+		}
+	}
+	return false
+}
+
 // readSpec reads the fields of a document without checking their values.
 func readSpec(doc document.Value, ps *document.Problems) policy.Spec {
 	var s policy.Spec

@@ -217,15 +217,15 @@ func (b Book) Next(id ID, number uint64) (time.Time, error) {
 	return time.Time{}, nil
 }
 
-// During returns the versions of a line that were in force between two times, inclusive, the oldest first: at most most
-// of them, the latest ones. A zero until is now.
+// During returns the versions of a line that were in force from since until until, the oldest first: at most most of them,
+// the latest ones. A version that came into force at until counts only if that is also since. A zero until is now.
 func (b Book) During(id ID, since, until time.Time, most int) (list []Version, err error) {
 	for number := range b.below(id, 0) {
 		v, err := b.Version(id, number)
 		switch {
 		case err != nil:
 			return nil, err
-		case v.Result != InForce || !until.IsZero() && v.Since.After(until):
+		case v.Result != InForce || !until.IsZero() && v.Since.After(since) && !v.Since.Before(until):
 			continue
 		}
 		list = append(list, v)
