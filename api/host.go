@@ -131,6 +131,16 @@ func (b ModelBudget) Ratio() float64 {
 	return most
 }
 
+// MaxTTL is the maximum time from now to the end of a box.
+const MaxTTL = 3 * 24 * time.Hour
+
+// Lifetime moves the end of a box. One field is set.
+type Lifetime struct {
+	TTL       time.Duration // from now
+	Extend    time.Duration // after its present end; an ErrConflict if it has none
+	Unlimited bool          // it has no end
+}
+
 // CreateRequest describes a box to create. It has been validated, except for facts that only the service has: whether the
 // name is free and the runtime exists.
 type CreateRequest struct {

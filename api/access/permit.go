@@ -142,6 +142,7 @@ var grants = map[string]grant{
 	"getBox":                own | reads,
 	"deleteBox":             own | changes,
 	"getBoxStatus":          own | reads,
+	"setLifetime":           own | changes, // one-box keys only to an earlier end
 	"testBox":               own | changes,
 
 	"pauseBox":          own | changes,

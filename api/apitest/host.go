@@ -210,6 +210,27 @@ func (h *Host) DeleteBox(_ context.Context, id policy.BoxID) error {
 	return err
 }
 
+// SetLifetime implements the Host of [boxgate/api/boxes].
+func (h *Host) SetLifetime(_ context.Context, id policy.BoxID, set api.Lifetime) (api.Box, time.Time, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.Box{}, time.Time{}, err
+	}
+	was := b.ExpiresAt
+	switch {
+	case set.TTL > 0:
+		b.ExpiresAt = time.Now().Add(set.TTL)
+	case set.Extend > 0 && was.IsZero():
+		return api.Box{}, was, api.Errorf(api.ErrConflict, "no end")
+	case set.Extend > 0:
+		b.ExpiresAt = was.Add(set.Extend)
+	default:
+		b.ExpiresAt, b.Ephemeral = time.Time{}, false
+	}
+	return b.Box, was, nil
+}
+
 // Exec implements the Host of [boxgate/api/exec].
 func (h *Host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
 	_, leave, err := h.box(id)

@@ -39,6 +39,10 @@ type Host interface {
 	RotateToken(ctx context.Context, id policy.BoxID, lifetime time.Duration) (api.RemoteToken, error)
 	// RevokeToken takes the token of a remote box, and cuts its connections. Another box is an ErrConflict.
 	RevokeToken(ctx context.Context, id policy.BoxID) error
+	// SetLifetime moves the end of a box, and returns the box with its end before. A box that is being deleted is an ErrNotFound, an
+	// attached box an ErrConflict, a later end by a key for one box an ErrForbidden, and an end that is too far a
+	// *document.InvalidError.
+	SetLifetime(ctx context.Context, id policy.BoxID, set api.Lifetime) (is api.Box, was time.Time, err error)
 	// DeleteBox stops the box, cuts its connections and deletes its state.
 	DeleteBox(ctx context.Context, id policy.BoxID) error
 }
@@ -83,7 +87,7 @@ type Endpoints struct {
 
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
-	return []rest.Route{
+	return append(e.lifetimeRoutes(), []rest.Route{
 		{Method: "POST", Path: "/v2/box", ID: "createBox", Summary: "Create a box", Status: 201, Request: reflect.TypeFor[createBody](),
 			Example:  `{"name":"web-1","size":"small","labels":["beta"],"env_vars":{"STAGE":"test"},"network_policy":{"mode":"custom","allowed_domains":["api.example.com"]},"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`,
 			Response: reflect.TypeFor[boxView](), Handle: e.createBox},
@@ -101,7 +105,7 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "DELETE", Path: "/v2/box/{id}", ID: "deleteBox", Summary: "Delete a box", Response: reflect.TypeFor[deletedView](), Handle: e.deleteBox},
 		{Method: "GET", Path: "/v2/box/{id}/status", ID: "getBoxStatus", Summary: "The state of a box", Response: reflect.TypeFor[statusView](), Handle: e.getStatus},
 		{Method: "POST", Path: "/v2/box/{id}/selftest", ID: "testBox", Summary: "Attack the gateway from inside the box; returns a scorecard after a few seconds", Response: reflect.TypeFor[selfTestView](), Handle: e.selfTest},
-	}
+	}...)
 }
 
 // listQuery selects boxes.
@@ -227,7 +231,7 @@ type boxView struct {
 	Error          string            `json:"error,omitempty"`
 	Progress       string            `json:"progress,omitempty" doc:"progress of pulling or building the box's image, while status is creating"`
 	Ephemeral      bool              `json:"ephemeral"`
-	ExpiresAt      int64             `json:"expires_at,omitempty"`
+	ExpiresAt      int64             `json:"expires_at,omitempty" doc:"when the box is deleted; absent: never"`
 	Root           bool              `json:"root,omitempty" doc:"code in the box may become the box's root: it was started with launcher.root"`
 	IPv4           string            `json:"ipv4,omitempty"`
 	IPv6           string            `json:"ipv6,omitempty"`

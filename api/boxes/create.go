@@ -58,7 +58,7 @@ type mcpBody struct {
 }
 
 // MaxTTL is the maximum and default lifetime of an ephemeral box.
-const MaxTTL = 3 * 24 * time.Hour
+const MaxTTL = api.MaxTTL
 
 var (
 	sizes      = []string{"small", "medium", "large"}

@@ -214,10 +214,10 @@ func (m *creation) run(ctx context.Context) error {
 	case err == nil:
 		m.usage.Watch(b)
 		m.usage.RunInit(b)
-		m.expireLater(b, time.Until(b.Record.ExpiresAt))
+		m.lifetimes.keep(b)
 		return nil
 	case m.promised && !b.Deleting:
-		m.expireLater(b, time.Until(b.Record.ExpiresAt))
+		m.lifetimes.keep(b)
 		return m.keepFailed(b, err)
 	}
 	return m.discard(b, err)

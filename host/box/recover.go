@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
@@ -81,7 +80,7 @@ func (l *Service) pickUp(ctx context.Context, records []store.Box, running map[p
 			l.reapOrphan(ctx, b)
 			continue
 		}
-		l.expireLater(b, time.Until(b.Record.ExpiresAt))
+		l.lifetimes.keep(b)
 		if b.Status == api.StatusCreating {
 			l.failInterrupted(ctx, b)
 		}

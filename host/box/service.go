@@ -2,9 +2,7 @@ package box
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -59,6 +57,7 @@ type Config struct {
 // Service creates, attaches, recovers and deletes boxes. Safe for concurrent use.
 type Service struct {
 	*Provisioner
+	lifetimes *lifetimes
 	cfg       config.Config
 	addrs     config.Addresses
 	audit     *audit.Log
@@ -88,6 +87,7 @@ func New(c Config) (*Service, error) {
 		meter: c.Meter, models: c.Models, quota: c.Quota, settings: c.Settings, snapshots: c.Snapshots, schedules: c.Schedules, history: c.History, holdings: c.Holdings,
 		cutRemote: c.CutRemote,
 	}
+	l.lifetimes = &lifetimes{log: l.log, records: l.records, boxes: l.boxes, delete: l.deleteLocked}
 	l.follower = sandboxwatch.New(followed{l}, l.log)
 	return l, nil
 }
@@ -109,24 +109,6 @@ func (l *Service) checkNew(name string, spec policy.Spec, headers []policy.Heade
 // pools returns the addresses for boxes: the pools without the network's, the gateway's and the sink's address.
 func (l *Service) pools() store.Pools {
 	return store.Pools{V4: l.addrs.PoolV4, V6: l.addrs.PoolV6, Reserved: 3}
-}
-
-// expiryRetry is the delay before the deletion of an expired ephemeral box is retried.
-const expiryRetry = time.Minute
-
-// expireLater deletes an ephemeral box after a delay, and retries until it is gone.
-func (l *Service) expireLater(b *state.Box, after time.Duration) {
-	if b.Record.ExpiresAt.IsZero() {
-		return
-	}
-	time.AfterFunc(after, func() {
-		err := l.DeleteBox(context.Background(), b.ID)
-		if err == nil || errors.Is(err, api.ErrNotFound) {
-			return
-		}
-		l.log.Error("an ephemeral box was not deleted at its end", zap.String("box", string(b.ID)), zap.Error(err))
-		l.expireLater(b, expiryRetry)
-	})
 }
 
 // DeleteBox implements the Host of [boxgate/api/boxes]. The network is removed first, so that no traffic leaves while
@@ -194,6 +176,7 @@ func (l *Service) removeBox(b *state.Box) error {
 		return change.NotStored(l.log, "its deletion could not be stored", err)
 	}
 	b.Deleted = true
+	l.lifetimes.forget(b)
 	defer func() {
 		l.snapshots.sweepLayers(b)
 		l.boxes.Remove(b.ID)

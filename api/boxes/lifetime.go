@@ -1,0 +1,92 @@
+package boxes
+
+import (
+	"encoding/json"
+	"net/http"
+	"reflect"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/api/strict"
+)
+
+// This part moves the end of a box while it exists.
+
+const lifetimePath = "/v2/box/{id}/config/ttl"
+
+// lifetimeBody is a new end of a box.
+type lifetimeBody struct {
+	TTL    *int64 `json:"ttl,omitempty" doc:"seconds from now; null: the box gets no end" min:"1" max:"259200" example:"3600"`
+	Extend *int64 `json:"extend,omitempty" doc:"instead of ttl: seconds after its present end, which it must have" min:"1" max:"259200"`
+}
+
+// lifetimeView is the end of a box.
+type lifetimeView struct {
+	Ephemeral bool  `json:"ephemeral"`
+	ExpiresAt int64 `json:"expires_at,omitempty" doc:"absent: the box has no end"`
+	TTL       int64 `json:"ttl,omitempty" doc:"seconds that are left"`
+}
+
+func (e *Endpoints) lifetimeRoutes() []rest.Route {
+	return []rest.Route{
+		{Method: "PUT", Path: lifetimePath, ID: "setLifetime", Summary: "Move the end of a box: to a time from now, or after its present end; or give it none", Request: reflect.TypeFor[lifetimeBody](), Example: `{"ttl":3600}`, Response: reflect.TypeFor[lifetimeView](), Handle: e.putLifetime},
+	}
+}
+
+// lifetime reads a new end from a body.
+func lifetimeOf(data []byte) (set api.Lifetime, err error) {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(data, &fields) == nil && len(fields) == 1 && string(fields["ttl"]) == "null" {
+		return api.Lifetime{Unlimited: true}, strict.Check(data)
+	}
+	var body lifetimeBody
+	if err := strict.Unmarshal(data, &body); err != nil {
+		return set, err
+	}
+	at, seconds := "/ttl", body.TTL
+	if body.Extend != nil {
+		at, seconds = "/extend", body.Extend
+	}
+	switch most := int64(api.MaxTTL / time.Second); {
+	case body.TTL != nil && body.Extend != nil:
+		return set, problem.Invalid("/extend", "goes without ttl; give one of them")
+	case seconds == nil:
+		return set, problem.Invalid("/ttl", "is missing; give ttl (null for a box without an end) or extend")
+	case *seconds < 1 || *seconds > most:
+		return set, problem.Invalid(at, "must be between 1 and %d seconds", most)
+	case at == "/ttl":
+		set.TTL = time.Duration(*seconds) * time.Second
+	default:
+		set.Extend = time.Duration(*seconds) * time.Second
+	}
+	return set, nil
+}
+
+func (e *Endpoints) putLifetime(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Boxes)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	data, err := e.Bodies.Read(w, r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	set, err := lifetimeOf(data)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	is, was, err := e.Host.SetLifetime(r.Context(), box.ID, set)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	view := lifetimeView{Ephemeral: is.Ephemeral}
+	if is.ExpiresAt.IsZero() {
+		e.History.Log(box.ID, "info", "user", "the box has no end")
+	} else {
+		view.ExpiresAt, view.TTL = is.ExpiresAt.Unix(), int64((time.Until(is.ExpiresAt)+time.Second-1)/time.Second)
+		e.History.Log(box.ID, "info", "user", "the end of the box is at %s", is.ExpiresAt.UTC().Format(time.RFC3339))
+	}
+	return rest.Reply{Body: view, Change: &rest.Change{Box: box.ID, What: map[string]any{"expires_at": []int64{max(was.Unix(), 0), view.ExpiresAt}}}}, nil
+}

@@ -1,0 +1,138 @@
+package box
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/host/change"
+	"boxgate/host/state"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// lifetimes deletes boxes at their ends, which can be moved while the boxes exist. Safe for concurrent use.
+type lifetimes struct {
+	log     *zap.Logger
+	records interface{ Update(store.Box) error }
+	boxes   *state.Table
+	delete  func(ctx context.Context, b *state.Box) error // deletes a box whose lock the caller holds
+}
+
+// expiryRetry is the time between two attempts to delete a box that has reached its end.
+const expiryRetry = time.Minute
+
+// keep has a box deleted at its end, in place of an earlier end. The caller holds the lock of b.
+func (l *lifetimes) keep(b *state.Box) { l.wait(b, time.Until(b.Record.ExpiresAt)) }
+
+// wait looks at the end of a box after a time. A box has one timer at most. The caller holds the lock of b.
+func (l *lifetimes) wait(b *state.Box, after time.Duration) {
+	if b.Expiry != nil {
+		b.Expiry.Stop() // one that has fired waits for the lock, and then reads the end
+	}
+	if b.Expiry = nil; !b.Record.ExpiresAt.IsZero() {
+		b.Expiry = time.AfterFunc(after, func() { l.end(b) })
+	}
+}
+
+// forget stops the timer of a deleted box. The caller holds the lock of b.
+func (l *lifetimes) forget(b *state.Box) {
+	if b.Expiry != nil {
+		b.Expiry.Stop()
+	}
+}
+
+// end deletes a box that has reached its end, and retries until it is gone. The end that counts is the one of the box once it is
+// locked: a box whose end was moved in the meantime is left as it is.
+func (l *lifetimes) end(b *state.Box) {
+	b.Lock()
+	defer b.Unlock()
+	switch left := time.Until(b.Record.ExpiresAt); {
+	case b.Deleted || b.Record.ExpiresAt.IsZero():
+		return
+	case left > 0: // moved, or the clock was set back
+		l.wait(b, left)
+		return
+	case l.boxes.HandedOver.Load(): // the next process deletes it, unless the replacement fails
+		l.wait(b, expiryRetry)
+		return
+	}
+	ctx, cancel := change.Detach(context.Background())
+	defer cancel()
+	if err := l.delete(ctx, b); err != nil && !b.Deleted {
+		l.log.Error("a box was not deleted at its end", zap.String("box", string(b.ID)), zap.Error(err))
+		l.wait(b, expiryRetry)
+	}
+}
+
+// SetLifetime implements the Host of [boxgate/api/boxes].
+func (l *Service) SetLifetime(ctx context.Context, id policy.BoxID, set api.Lifetime) (is api.Box, was time.Time, err error) {
+	return l.lifetimes.set(ctx, id, set)
+}
+
+// set moves the end of a box. A box whose deletion has begun is gone; any other box exists for at least as
+// long as the end that this returns.
+func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (is api.Box, was time.Time, err error) {
+	b, err := l.boxes.Lock(id)
+	if err != nil {
+		return api.Box{}, time.Time{}, err
+	}
+	defer b.Unlock()
+	was = b.Record.ExpiresAt
+	switch {
+	case b.Deleting:
+		return api.Box{}, was, api.ErrNotFound
+	case b.Record.Attached != nil:
+		return api.Box{}, was, api.Errorf(api.ErrConflict, "an attached box has no end of its own; detach it when its sandbox ends")
+	case b.Status == api.StatusCreating:
+		return api.Box{}, was, api.Errorf(api.ErrConflict, "the box is being created; try again when it is there")
+	}
+	record := b.Record
+	if record.ExpiresAt, err = endAfter(was, to, time.Now()); err != nil {
+		return api.Box{}, was, err
+	}
+	if api.CallerOf(ctx).Role == api.RoleBox && isLater(record.ExpiresAt, was) {
+		return api.Box{}, was, api.Errorf(api.ErrForbidden, "a key for one box can bring its end forward, but neither put it off nor remove it; use a key that creates boxes")
+	}
+	record.Ephemeral = record.Ephemeral && !record.ExpiresAt.IsZero() // an ephemeral box is one with an end
+	record.UpdatedAt = time.Now()
+	if err := l.records.Update(record); err != nil {
+		return api.Box{}, was, change.NotStored(l.log, "the end of the box could not be stored, nothing was changed", err)
+	}
+	b.Record = record
+	l.keep(b)
+	b.Publish()
+	return b.View(), was, nil
+}
+
+// endAfter returns the end of a box after a change; zero: it has none.
+func endAfter(was time.Time, set api.Lifetime, now time.Time) (time.Time, error) {
+	var end time.Time
+	switch {
+	case set.TTL > 0:
+		end = now.Add(set.TTL)
+	case set.Extend > 0 && was.IsZero():
+		return end, api.Errorf(api.ErrConflict, "the box has no end that could be put off; give it one with ttl")
+	case set.Extend > 0:
+		end = was.Add(set.Extend)
+	case set.Unlimited:
+		return end, nil
+	default:
+		return was, errNoLifetime
+	}
+	if left := end.Sub(now); left > api.MaxTTL {
+		return was, change.InvalidAt("/extend", "the box would end in "+left.Round(time.Second).String()+"; the limit is "+api.MaxTTL.String()+" from now")
+	}
+	return end, nil
+}
+
+// errNoLifetime refuses a change that gives none of the ways to set an end.
+var errNoLifetime = errors.New("a change of a lifetime without an end")
+
+// isLater reports whether an end is after another; zero: never.
+func isLater(end, other time.Time) bool {
+	return !other.IsZero() && (end.IsZero() || end.After(other))
+}

@@ -1,0 +1,237 @@
+package box
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/host/state"
+	"boxgate/policy/document"
+	"boxgate/store"
+)
+
+// ends is a table of one box whose deletion is recorded.
+type ends struct {
+	*lifetimes
+	box     *state.Box
+	stored  store.Box
+	deleted time.Time // when the deletion began; zero: not yet
+	fail    int       // deletions that fail before one succeeds
+	full    bool      // the store cannot be written
+}
+
+// Update implements the records of [lifetimes].
+func (e *ends) Update(b store.Box) error {
+	if e.full {
+		return errors.New("no space")
+	}
+	e.stored = b
+	return nil
+}
+
+// newEnds returns a box with an end; zero: with none.
+func newEnds(t *testing.T, ttl time.Duration) *ends {
+	t.Helper()
+	e := &ends{}
+	record := store.Box{ID: "b1", State: "idle", Ephemeral: ttl > 0}
+	if ttl > 0 {
+		record.ExpiresAt = time.Now().Add(ttl)
+	}
+	e.stored, e.box = record, state.NewBox(record, store.Policy{}, store.Headers{}, api.Hosted{}, 0)
+	e.lifetimes = &lifetimes{log: zap.NewNop(), records: e, boxes: &state.Table{}, delete: func(_ context.Context, b *state.Box) error {
+		if b.Deleting = true; e.deleted.IsZero() {
+			e.deleted = time.Now()
+		}
+		if e.fail > 0 {
+			e.fail--
+			return errors.New("a process does not end")
+		}
+		b.Deleted = true
+		e.forget(b)
+		e.boxes.Remove(b.ID)
+		return nil
+	}}
+	e.boxes.Add(e.box)
+	e.box.Lock()
+	defer e.box.Unlock()
+	e.keep(e.box)
+	return e
+}
+
+// isDeleted reports whether the deletion of the box has begun.
+func (e *ends) isDeleted() bool {
+	e.box.Lock()
+	defer e.box.Unlock()
+	return !e.deleted.IsZero()
+}
+
+// TestTheEndOfABoxMoves: a box is deleted at the end that was set last, earlier or later, and not without one.
+func TestTheEndOfABoxMoves(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		ttl time.Duration // of the creation
+		set []api.Lifetime
+		end time.Duration // 0: none
+	}{
+		"as created":           {time.Hour, nil, time.Hour},
+		"later":                {time.Hour, []api.Lifetime{{TTL: 3 * time.Hour}}, 3 * time.Hour},
+		"earlier":              {time.Hour, []api.Lifetime{{TTL: time.Minute}}, time.Minute},
+		"extended":             {time.Hour, []api.Lifetime{{Extend: time.Minute}, {Extend: time.Minute}}, time.Hour + 2*time.Minute},
+		"later and earlier":    {time.Hour, []api.Lifetime{{TTL: 3 * time.Hour}, {TTL: time.Second}}, time.Second},
+		"none":                 {time.Hour, []api.Lifetime{{Unlimited: true}}, 0},
+		"none, and one again":  {time.Hour, []api.Lifetime{{Unlimited: true}, {TTL: 2 * time.Hour}}, 2 * time.Hour},
+		"a box without an end": {0, []api.Lifetime{{TTL: time.Minute}}, time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				begun := time.Now()
+				e := newEnds(t, c.ttl)
+				for _, set := range c.set {
+					is, _, err := e.set(t.Context(), "b1", set)
+					if err != nil || !is.ExpiresAt.Equal(e.stored.ExpiresAt) || is.ExpiresAt.IsZero() && is.Ephemeral {
+						t.Fatalf("%+v %v", is, err)
+					}
+				}
+				time.Sleep(c.end - time.Nanosecond)
+				if e.isDeleted() {
+					t.Fatalf("deleted %v too early", begun.Add(c.end).Sub(e.deleted))
+				}
+				time.Sleep(2 * api.MaxTTL)
+				if e.isDeleted() != (c.end > 0) || c.end > 0 && !e.deleted.Equal(begun.Add(c.end)) {
+					t.Errorf("deleted at %v, want %v", e.deleted.Sub(begun), c.end)
+				}
+			})
+		})
+	}
+}
+
+// TestAnEndThatIsPutOffInTime: of a box whose end is put off at the very moment of it, either the deletion has begun and the caller
+// learns that the box is gone, or the box lives until the new end.
+func TestAnEndThatIsPutOffInTime(t *testing.T) {
+	t.Parallel()
+	outcomes := map[bool]int{}
+	for range 300 {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnds(t, time.Minute)
+			end := time.Now().Add(time.Minute)
+			var prolonged bool
+			var callers sync.WaitGroup
+			callers.Go(func() {
+				time.Sleep(time.Minute - time.Duration(rand.IntN(2)))
+				_, _, err := e.set(t.Context(), "b1", api.Lifetime{TTL: time.Hour})
+				if prolonged = err == nil; err != nil && !errors.Is(err, api.ErrNotFound) {
+					t.Error(err)
+				}
+			})
+			callers.Wait()
+			synctest.Wait()
+			time.Sleep(time.Minute)
+			if outcomes[prolonged]++; prolonged == e.isDeleted() {
+				t.Fatalf("prolonged: %v, deleted at its former end: %v", prolonged, e.isDeleted())
+			}
+			time.Sleep(2 * time.Hour)
+			if !e.isDeleted() || prolonged && e.deleted.Before(end.Add(time.Hour-time.Second)) {
+				t.Errorf("prolonged: %v, deleted %v after its former end", prolonged, e.deleted.Sub(end))
+			}
+		})
+	}
+	if outcomes[true] == 0 {
+		t.Error("no box was in time:", outcomes)
+	}
+}
+
+// TestAnEndIsNotMissed: a deletion that fails is tried again, a box that is being deleted gets no other end, and a process that has
+// handed its boxes over deletes none, until it has them back.
+func TestAnEndIsNotMissed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnds(t, time.Hour)
+		e.fail = 3
+		time.Sleep(time.Hour + time.Second)
+		if _, _, err := e.set(t.Context(), "b1", api.Lifetime{TTL: time.Hour}); !errors.Is(err, api.ErrNotFound) {
+			t.Errorf("a box that is being deleted: %v", err)
+		}
+		time.Sleep(3 * expiryRetry)
+		if !e.box.Deleted {
+			t.Error("the box is still there")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnds(t, time.Hour)
+		e.boxes.HandedOver.Store(true)
+		time.Sleep(2 * time.Hour)
+		if e.isDeleted() {
+			t.Fatal("deleted by the process before")
+		}
+		e.boxes.HandedOver.Store(false)
+		time.Sleep(expiryRetry)
+		if !e.isDeleted() {
+			t.Error("the replacement failed, and the box has no end")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // a full disk
+		e := newEnds(t, time.Hour)
+		e.full = true
+		if _, _, err := e.set(t.Context(), "b1", api.Lifetime{TTL: 2 * time.Hour}); !errors.Is(err, api.ErrUnavailable) {
+			t.Error(err)
+		}
+		if time.Sleep(time.Hour + time.Second); !e.isDeleted() {
+			t.Error("an end that was not stored counts")
+		}
+	})
+}
+
+// TestWhoMayMoveAnEnd: keys for one box only bring it forward, and there is no end beyond the limit, by steps either.
+func TestWhoMayMoveAnEnd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		as := func(r api.Role) context.Context { return api.WithCaller(t.Context(), api.Caller{Role: r}) }
+		for _, c := range []struct {
+			ttl  time.Duration
+			role api.Role
+			set  api.Lifetime
+			want error
+		}{
+			{time.Hour, api.RoleBox, api.Lifetime{TTL: time.Minute}, nil},
+			{time.Hour, api.RoleBox, api.Lifetime{TTL: time.Hour}, nil},
+			{time.Hour, api.RoleBox, api.Lifetime{TTL: 2 * time.Hour}, api.ErrForbidden},
+			{time.Hour, api.RoleBox, api.Lifetime{Extend: time.Second}, api.ErrForbidden},
+			{time.Hour, api.RoleBox, api.Lifetime{Unlimited: true}, api.ErrForbidden},
+			{0, api.RoleBox, api.Lifetime{TTL: api.MaxTTL}, nil},
+			{0, api.RoleBox, api.Lifetime{Unlimited: true}, nil},
+			{time.Hour, api.RoleCreator, api.Lifetime{Extend: time.Hour}, nil},
+			{time.Hour, api.RoleCreator, api.Lifetime{Unlimited: true}, nil},
+			{0, api.RoleAdmin, api.Lifetime{Extend: time.Hour}, api.ErrConflict},
+			{time.Hour, api.RoleAdmin, api.Lifetime{}, errNoLifetime},
+		} {
+			e := newEnds(t, c.ttl)
+			was := e.stored
+			if _, _, err := e.set(as(c.role), "b1", c.set); !errors.Is(err, c.want) {
+				t.Errorf("%v by %s: %v", c.set, c.role, err)
+			}
+			if c.want != nil && !e.stored.ExpiresAt.Equal(was.ExpiresAt) {
+				t.Errorf("%v by %s: the end has moved", c.set, c.role)
+			}
+			e.forget(e.box)
+		}
+		e := newEnds(t, api.MaxTTL-time.Minute)
+		defer e.forget(e.box)
+		_, _, err1 := e.set(as(api.RoleAdmin), "b1", api.Lifetime{Extend: time.Minute})
+		_, _, err2 := e.set(as(api.RoleAdmin), "b1", api.Lifetime{Extend: time.Second})
+		if invalid := (*document.InvalidError)(nil); err1 != nil || !errors.As(err2, &invalid) {
+			t.Errorf("%v, %v", err1, err2)
+		}
+		e.box.Record.Attached = &store.Attached{Kind: api.AttachNetNS}
+		if _, _, err := e.set(as(api.RoleAdmin), "b1", api.Lifetime{TTL: time.Hour}); !errors.Is(err, api.ErrConflict) {
+			t.Errorf("an attached box: %v", err)
+		}
+	})
+}
