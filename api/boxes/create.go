@@ -34,7 +34,7 @@ type createBody struct {
 	AttachHeaders spec.Headers      `json:"attach_headers,omitempty" doc:"host pattern to header names to values, or to an entry of the full form; values are never returned"`
 	Sources       []string          `json:"source_addresses,omitempty" doc:"host addresses from network.sources that the box's traffic leaves from: one IPv4 address, one IPv6 address, or both; only for admin keys"`
 	Limits        spec.Limits       `json:"limits,omitempty" doc:"limits of the box, where they differ from the configuration (docs/limits.md); keys without the role admin may only lower them"`
-	NetworkPolicy spec.Policy       `json:"network_policy,omitempty" doc:"a policy of this API, one in the dialect of Vercel Sandbox, or {named} with the name of a named policy; absent: the gateway's policy.default, which is allow-all unless the operator has changed it"`
+	NetworkPolicy spec.Policy       `json:"network_policy,omitempty" doc:"a policy of this API, one in the dialect of Vercel Sandbox, E2B or Daytona, or {named} with the name of a named policy; absent: the gateway's policy.default, which is allow-all unless the operator has changed it"`
 	Model         string            `json:"model,omitempty" doc:"with a built-in harness: provider/model" example:"anthropic/claude-sonnet-4-5"`
 	Agent         string            `json:"agent,omitempty" doc:"harness: claude-code, codex or opencode, which are built in, or custom"`
 	AgentAPIKey   string            `json:"agent_api_key,omitempty" doc:"of a built-in harness: becomes a header rule for the host of its model; never returned. Absent, UPSTASH_KEY or STORED_KEY: the header rules of all boxes have it"`

@@ -7,8 +7,8 @@ import (
 )
 
 // ParseSpec reads and checks a policy in JSON: keys and types strictly, domains, CIDRs and rules. The Spec contains the entries as
-// written. The error is an *[document.InvalidError] that lists every problem. A document in the dialect of Vercel Sandbox or E2B
-// is translated as by [Parse], and refused if it has headers, which a Spec cannot contain.
+// written. The error is an *[document.InvalidError] that lists every problem. A document in the dialect of Vercel Sandbox, E2B or
+// Daytona is translated as by [Parse], and refused if it has headers, which a Spec cannot contain.
 func ParseSpec(data []byte) (policy.Spec, error) {
 	spec, headers, err := Parse(data)
 	if err != nil {
@@ -22,8 +22,8 @@ func ParseSpec(data []byte) (policy.Spec, error) {
 	return spec, nil
 }
 
-// Parse reads a policy in any dialect: boxgate's own, Vercel Sandbox's (see [ParseVercel]) or E2B's (see [ParseE2B]). The latter two
-// may include header rules, which are returned sorted by pattern; otherwise headers is nil.
+// Parse reads a policy in any dialect: boxgate's own, Vercel Sandbox's (see [ParseVercel]), E2B's (see [ParseE2B]) or Daytona's (see
+// [ParseDaytona]). Vercel's and E2B's may include header rules, which are returned sorted by pattern; otherwise headers is nil.
 func Parse(data []byte) (spec policy.Spec, headers []policy.HeaderRule, err error) {
 	var ps document.Problems
 	doc, ok := document.Parse(data, &ps)
@@ -33,6 +33,9 @@ func Parse(data []byte) (spec policy.Spec, headers []policy.HeaderRule, err erro
 		return translateVercel(doc, &ps)
 	case isE2B(doc):
 		return translateE2B(doc, &ps)
+	case isDaytona(doc):
+		spec, err := translateDaytona(doc, &ps)
+		return spec, nil, err
 	default:
 		spec = readSpec(doc, &ps)
 		if len(ps.List) == 0 {

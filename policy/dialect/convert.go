@@ -21,6 +21,7 @@ const (
 	Boxgate Dialect = "boxgate" // of this API: Upstash Box's form, with header rules in another member
 	Vercel  Dialect = "vercel"  // see [ParseVercel]
 	E2B     Dialect = "e2b"     // see [ParseE2B]
+	Daytona Dialect = "daytona" // see [ParseDaytona]
 )
 
 // Document is a policy with header rules.
@@ -48,8 +49,10 @@ func Convert(data []byte, from, to Dialect) ([]byte, error) {
 		out = writeVercel(spec, rules, &ps)
 	case E2B:
 		out = writeE2B(spec, rules, &ps)
+	case Daytona:
+		out = writeDaytona(spec, rules, &ps)
 	default:
-		ps.Add("", "%s is no dialect; use boxgate, vercel or e2b", name.Quote(string(to)))
+		ps.Add("", "%s is no dialect; use boxgate, vercel, e2b or daytona", name.Quote(string(to)))
 	}
 	if err := ps.Err(); err != nil {
 		return nil, err
@@ -65,11 +68,14 @@ func readDialect(data []byte, from Dialect) (policy.Spec, []policy.HeaderRule, e
 		return ParseVercel(data)
 	case E2B:
 		return ParseE2B(data)
+	case Daytona:
+		spec, err := ParseDaytona(data)
+		return spec, nil, err
 	case Boxgate:
 		return readBoxgate(data)
 	}
 	var ps document.Problems
-	ps.Add("", "%s is no dialect; use boxgate, vercel or e2b", name.Quote(string(from)))
+	ps.Add("", "%s is no dialect; use boxgate, vercel, e2b or daytona", name.Quote(string(from)))
 	return policy.Spec{}, nil, ps.Err()
 }
 

@@ -94,7 +94,7 @@ func TestConvertForgetsNothing(t *testing.T) {
 		if diff := cmp.Diff(rules, rulesOf(t, string(back.AttachHeaders)), reveal, cmp.AllowUnexported(name.Pattern{}, name.Name{})); diff != "" {
 			t.Errorf("%s: %s", entry, diff)
 		}
-		for _, other := range []Dialect{Vercel, E2B} {
+		for _, other := range []Dialect{Vercel, E2B, Daytona} {
 			if r := rules[0]; other == Vercel && r.OnConnections().Redirect != nil && len(r.Effects) == 1 { // which that dialect knows
 				continue
 			}

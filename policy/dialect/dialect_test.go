@@ -119,7 +119,7 @@ func FuzzParseSpec(f *testing.F) {
 		`{"mode":"custom","allowed_domains":["*.a.test:443"],"denied_domains":["b.a.test"],"allowed_cidrs":["1.1.1.1","::/0"],"dns":"resolve"}`,
 		`{"mode":"custom","denied_cidrs":["1.1.1.0/24"],"allowed_cidrs":[],"rules":[{"hosts":["*"],"methods":["GET"],"paths":["/a*"],"action":"deny"}]}`,
 		`{"allow":{"a.test":[{"match":{"path":{"startsWith":"/a"}},"transform":[{"headers":{"x-a":"1"}}]}],"*":[]}}`,
-		`{"allowOut":["a.test","1.1.1.1"],"denyOut":["0.0.0.0/0"],"rules":{"a.test":[{"transform":{"headers":{"x-a":"1"}}}]}}`, `{"mode":"custom","mode":"deny-all"}`, `{"MODE":"allow-all"}`, `[[[[`, `{"mode":`, `{}{}`, "\xff",
+		`{"allowOut":["a.test","1.1.1.1"],"denyOut":["0.0.0.0/0"],"rules":{"a.test":[{"transform":{"headers":{"x-a":"1"}}}]}}`, `{"networkAllowList":"192.0.2.1/24, 198.51.100.7/32","domainAllowList":"a.test,*.b.test"}`, `{"networkBlockAll":true}`, `{"mode":"custom","mode":"deny-all"}`, `{"MODE":"allow-all"}`, `[[[[`, `{"mode":`, `{}{}`, "\xff",
 	} {
 		f.Add([]byte(s))
 	}

@@ -644,7 +644,7 @@ func newPolicyConvert() *cobra.Command {
 		Short: "Convert a policy of another product to the dialect of boxgate, or the reverse",
 		Long: `Reads a policy from FILE or standard input and writes it in another dialect, with the values of its headers.
 The dialects are boxgate (also that of Upstash Box: a policy, or network_policy and attach_headers), vercel (the network
-policy of Vercel Sandbox) and e2b (the network options of E2B). A policy that the other dialect cannot express is an error.`,
+policy of Vercel Sandbox), e2b (the network options of E2B) and daytona (the network settings of Daytona). A policy that the other dialect cannot express is an error.`,
 		Example: "  gateway policy convert --from e2b --to boxgate network.json",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -673,7 +673,7 @@ policy of Vercel Sandbox) and e2b (the network options of E2B). A policy that th
 			return cli.Indented(cmd.OutOrStdout(), json.RawMessage(out))
 		},
 	}
-	cmd.Flags().StringVar(&from, "from", string(dialect.Boxgate), "dialect of FILE: boxgate, vercel or e2b")
+	cmd.Flags().StringVar(&from, "from", string(dialect.Boxgate), "dialect of FILE: boxgate, vercel, e2b or daytona")
 	cmd.Flags().StringVar(&to, "to", string(dialect.Boxgate), "dialect to write")
 	return cmd
 }
