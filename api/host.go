@@ -137,7 +137,7 @@ const MaxTTL = 3 * 24 * time.Hour
 // Lifetime moves the end of a box. One field is set.
 type Lifetime struct {
 	TTL       time.Duration // from now
-	Extend    time.Duration // after its present end; an ErrConflict if it has none
+	Extend    time.Duration // after its present end; an ErrConflict without one
 	Unlimited bool          // it has no end
 }
 

@@ -199,7 +199,7 @@ func setParameter(field reflect.Value, text string) string {
 	return ""
 }
 
-// tag returns the entity tag of the reply without quotes (RFC 9110, section 8.8.3); "": it has none.
+// tag returns the entity tag of the reply without quotes (RFC 9110, section 8.8.3), or "" for a reply without one.
 func (r Reply) tag() string {
 	if r.Tag == "" && r.Version != 0 {
 		return strconv.FormatUint(r.Version, 10)

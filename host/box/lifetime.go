@@ -100,7 +100,7 @@ func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (
 	record.Ephemeral = record.Ephemeral && !record.ExpiresAt.IsZero() // an ephemeral box is one with an end
 	record.UpdatedAt = time.Now()
 	if err := l.records.Update(record); err != nil {
-		return api.Box{}, was, change.NotStored(l.log, "the end of the box could not be stored, nothing was changed", err)
+		return api.Box{}, was, change.NotStored(l.log, "the end of the box could not be stored, and has not moved", err)
 	}
 	b.Record = record
 	l.keep(b)
@@ -108,7 +108,7 @@ func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (
 	return b.View(), was, nil
 }
 
-// endAfter returns the end of a box after a change; zero: it has none.
+// endAfter returns the end of a box after a change; zero: never.
 func endAfter(was time.Time, set api.Lifetime, now time.Time) (time.Time, error) {
 	var end time.Time
 	switch {
@@ -129,7 +129,7 @@ func endAfter(was time.Time, set api.Lifetime, now time.Time) (time.Time, error)
 	return end, nil
 }
 
-// errNoLifetime refuses a change that gives none of the ways to set an end.
+// errNoLifetime refuses a change without any of the ways to set an end.
 var errNoLifetime = errors.New("a change of a lifetime without an end")
 
 // isLater reports whether an end is after another; zero: never.

@@ -44,7 +44,7 @@ func headersOf(b *state.Box, set api.PolicyChange) ([]policy.HeaderRule, error) 
 	return set.Headers.Rules, nil
 }
 
-// nextHeaders returns header rules with the version that follows all earlier ones of the box, also of those that were rolled back.
+// nextHeaders returns header rules with the version that follows all earlier ones of the box, also versions that were rolled back.
 // The caller holds the lock of b.
 func (p *Service) nextHeaders(b *state.Box, rules []policy.HeaderRule) (store.Headers, error) {
 	last, err := p.store.LastHeadersVersion(b.ID)

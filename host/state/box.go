@@ -63,7 +63,7 @@ type Box struct {
 	FilledDisk     bool        // paused because it filled the disk
 	Ended          bool        // in state error because its first process has ended; it can be started again
 	RatesChangedAt time.Time   // last rate change by a key without the role admin
-	Expiry         *time.Timer // deletes the box at its end; nil: it has none
+	Expiry         *time.Timer // deletes the box at its end; nil: never
 	Starts         uint64      // number of times its first process was started or recovered
 	Rooted         bool        // it was started last with launcher.root
 	Alone          bool        // the global header rules do not apply to it; set before it is compiled

@@ -27,7 +27,7 @@ const maxDaytonaCIDRs = 10
 // In Daytona, networkBlockAll wins: the lists are checked and then have no effect. Otherwise, destinations in one of the lists are allowed
 // and all others are denied; without lists, everything is allowed. Entries are trimmed, and empty ones between commas skipped. Networks
 // are IPv4 with a prefix length, at most ten, and their host bits are ignored as there. A list without any entry is refused, because
-// Daytona does not document whether it allows nothing or everything. The services that Daytona opens by itself are not opened. The error
+// Daytona does not document whether it denies or allows everything. The services that Daytona opens by itself are not opened. The error
 // is an *[document.InvalidError] that lists every problem.
 func ParseDaytona(data []byte) (policy.Spec, error) {
 	var ps document.Problems
@@ -62,7 +62,7 @@ func translateDaytona(doc document.Value, ps *document.Problems) (policy.Spec, e
 		},
 	})
 	if doc.Kind == document.Object && !isDaytona(doc) {
-		ps.Add("", "has none of networkBlockAll, networkAllowList and domainAllowList")
+		ps.Add("", "lacks networkBlockAll, networkAllowList and domainAllowList; give one of them at least")
 	}
 	if err := ps.Err(); err != nil {
 		return policy.Spec{}, err
