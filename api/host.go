@@ -152,7 +152,7 @@ type CreateRequest struct {
 	KeepAlive   bool
 	InitCommand string // run at each start; only with KeepAlive
 	Ephemeral   bool
-	TTL         time.Duration // only with Ephemeral; never 0 then
+	TTL         time.Duration // only with Ephemeral; never 0 then, before launcher.max_ttl is applied
 	CreatedBy   string        // ID of the API key, as in [Box]
 	Wait        time.Duration // how long the caller waits for the box to be ready
 	Env         map[string]name.Secret

@@ -150,7 +150,9 @@ type Launcher struct {
 	ImageDir    string            `yaml:"image_dir"`
 	RunDir      string            `yaml:"run_dir"`
 	IdleTimeout time.Duration     `yaml:"idle_timeout"`
-	Disk        Disk              `yaml:"disk"`
+	// MaxTTL bounds the time to the end of the boxes of keys other than admin keys, which then all have one; 0: no bound of its own.
+	MaxTTL time.Duration `yaml:"max_ttl"`
+	Disk   Disk          `yaml:"disk"`
 	// Reserve is the space that boxes, snapshots, images and the history leave free on the disk of the state directory.
 	Reserve Size `yaml:"reserve"`
 	IO      IO   `yaml:"io"`
@@ -556,8 +558,16 @@ func (c *Config) checkSections(fail func(key, format string, args ...any)) {
 	if c.DNS.MinGrant < 0 || c.DNS.MinGrant > 24*time.Hour {
 		fail("dns.min_grant", "%v is out of range; use 0s to 24h", c.DNS.MinGrant)
 	}
-	if c.Launcher.IdleTimeout < 0 {
-		fail("launcher.idle_timeout", "%v is negative; use 0 or more", c.Launcher.IdleTimeout)
+	c.Launcher.checkTimes(fail)
+}
+
+// checkTimes checks the times of boxes.
+func (l Launcher) checkTimes(fail func(key, format string, args ...any)) {
+	if l.IdleTimeout < 0 {
+		fail("launcher.idle_timeout", "%v is negative; use 0 or more", l.IdleTimeout)
+	}
+	if t := l.MaxTTL; t != 0 && (t < time.Minute || t > 72*time.Hour) {
+		fail("launcher.max_ttl", "%v is out of range; use 1m to 72h, or 0 for boxes that may be without an end", t)
 	}
 }
 

@@ -66,6 +66,11 @@ func (h failing) SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyC
 	return h.Host.SetPolicy(ctx, id, set, match)
 }
 
+func (h failing) Network(ctx context.Context, id policy.BoxID) (api.PolicyState, error) {
+	s, err := h.Host.Network(ctx, id)
+	return s, errors.Join(err, h.when(h.reads))
+}
+
 func (h failing) Headers(ctx context.Context, id policy.BoxID) (api.HeaderState, error) {
 	s, err := h.Host.Headers(ctx, id)
 	return s, errors.Join(err, h.when(h.reads))

@@ -206,6 +206,8 @@ func TestNoSecretIsInTheTrail(t *testing.T) {
 	f.Call(t, "PUT", "/v2/box/settings/env", `{"env_vars":{"TOKEN":"`+canary+`"}}`)
 	f.Call(t, "POST", "/v2/box/web/exec", `{"command":["echo","`+canary+`"]}`)
 	f.Call(t, "PUT", "/v2/box/web/config/network-policy", `{"mode":"custom","allowed_domains":["a.example"],"rules":[{"hosts":["a.example"],"paths":["/`+canary+`"],"action":"deny"}]}`)
+	f.Expect(t, 200, "PUT", "/v2/box/web/config/network", `{"network_policy":{"mode":"custom","allowed_domains":["a.example"]},"attach_headers":{"a.example":{"X-Key":"`+canary+`"}}}`)
+	f.Expect(t, 200, "PUT", "/v2/box/web/config/network-policy", `{"allow":{"b.example":[{"transform":[{"headers":{"X-Key":"`+canary+`"}}]}]}}`)
 	made := f.Call(t, "POST", "/v2/box/web/preview", `{"port":3000,"bearer_token":true}`)
 	token, _ := made.JSON(t)["token"].(string)
 	key := f.key(t, `{"name":"ci","role":"read-only"}`)
@@ -230,6 +232,9 @@ func TestNoSecretIsInTheTrail(t *testing.T) {
 	}
 	if len(all) < 100 {
 		t.Errorf("only %d entries", len(all))
+	}
+	if !strings.Contains(text, `"hosts":["b.example"]`) || !strings.Contains(text, `"allowed_domains":{"added":["b.example"],"removed":["a.example"]}`) {
+		t.Error("a change of policy and header rules is in the trail without one of the two")
 	}
 }
 

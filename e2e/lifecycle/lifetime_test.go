@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/config"
 	"boxgate/e2e/harness"
 )
 
@@ -68,5 +69,39 @@ func TestTheEndOfABoxIsMoved(t *testing.T) {
 	})
 	if lived := time.Since(begun); lived < time.Second {
 		t.Errorf("it was deleted after %v", lived)
+	}
+}
+
+// TestBoxesOfKeysHaveAnEnd: with launcher.max_ttl, a box of a key has an end whether or not the key asks for one, and the key cannot
+// remove it. An admin key can.
+func TestBoxesOfKeysHaveAnEnd(t *testing.T) {
+	t.Parallel()
+	w := harness.SharedWith(t, func(c *config.Config) { c.Launcher.MaxTTL = time.Hour })
+	var made struct{ Key string }
+	if err := w.Client.Do(t.Context(), "POST", "/v2/api-keys", map[string]any{"name": "ci", "role": "box-creator"}, &made); err != nil {
+		t.Fatal(err)
+	}
+	ci := api.NewClient(w.Socket, made.Key)
+	var box struct {
+		ID string
+		lifetime
+	}
+	if err := ci.Do(t.Context(), "POST", "/v2/box", map[string]any{"keep_alive": true}, &box); err != nil {
+		t.Fatal(err)
+	}
+	if left := time.Until(time.Unix(box.ExpiresAt, 0)); left > time.Hour || left < 30*time.Minute || box.Ephemeral {
+		t.Errorf("the box ends in %v, %+v", left, box)
+	}
+	for _, body := range []map[string]any{{"ttl": nil}, {"ttl": 7200}, {"extend": 3600}} {
+		if err := ci.Do(t.Context(), "PUT", api.BoxPath(box.ID, "config/ttl"), body, nil); err == nil || !strings.Contains(err.Error(), "launcher.max_ttl") {
+			t.Errorf("%v: %v", body, err)
+		}
+	}
+	if err := ci.Do(t.Context(), "POST", "/v2/box", map[string]any{"ephemeral": true, "ttl": 7200}, nil); err == nil || !strings.Contains(err.Error(), "launcher.max_ttl") {
+		t.Errorf("a box for two hours: %v", err)
+	}
+	var is lifetime
+	if err := w.Client.Do(t.Context(), "PUT", api.BoxPath(box.ID, "config/ttl"), map[string]any{"ttl": nil}, &is); err != nil || is != (lifetime{}) {
+		t.Errorf("by an admin key: %+v %v", is, err)
 	}
 }

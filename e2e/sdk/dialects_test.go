@@ -225,3 +225,24 @@ func TestPoliciesOfOtherSDKs(t *testing.T) {
 		})
 	}
 }
+
+// TestDaytonaSettings: the three keys of Daytona's network settings, at the creation of a box and on a running one: the lists allow
+// together, networkBlockAll wins, and without lists everything is open. Header rules of the box stay.
+func TestDaytonaSettings(t *testing.T) {
+	t.Parallel()
+	w := harness.Shared(t)
+	evil := w.V4("evil.example.net").String()
+	lists := map[string]any{"domainAllowList": "www.example.com, *.none.example", "networkAllowList": evil + "/32"}
+	d := &dialectBox{World: w, path: "/daytona", box: w.Create(map[string]any{"network_policy": lists, "attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": "canary"}}})}
+	listed := func() { d.reaches("www", "evil address"); d.refuses("api", "api address", "evil name") }
+	listed()
+	w.SetPolicy(d.box, map[string]any{"networkBlockAll": true, "domainAllowList": "www.example.com"})
+	d.refuses("www", "api", "evil address")
+	w.SetPolicy(d.box, map[string]any{"networkBlockAll": false})
+	d.reaches("www", "api", "evil", "evil address")
+	if got := w.Net.Received("api.example.com", testnet.Path(d.path)); len(got) != 1 || got[0].Header.Get("X-Key") != "canary" {
+		t.Errorf("the server received %+v", got)
+	}
+	w.SetPolicy(d.box, lists)
+	listed()
+}

@@ -54,6 +54,9 @@ func (l *Service) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box
 	if req.Env, err = l.settings.environmentOf(req.Env, req.Headers); err != nil {
 		return api.Box{}, err
 	}
+	if req.TTL, err = l.lifetimes.ofNew(ctx, req.TTL); err != nil {
+		return api.Box{}, err
+	}
 	b, err := l.admit(ctx, req, nil, from)
 	if err != nil {
 		return api.Box{}, err

@@ -20,6 +20,7 @@ type lifetimes struct {
 	records interface{ Update(store.Box) error }
 	boxes   *state.Table
 	delete  func(ctx context.Context, b *state.Box) error // deletes a box whose lock the caller holds
+	most    time.Duration                                 // launcher.max_ttl; 0: boxes may have no end
 }
 
 // expiryRetry is the time between two attempts to delete a box that has reached its end.
@@ -73,6 +74,36 @@ func (l *Service) SetLifetime(ctx context.Context, id policy.BoxID, set api.Life
 	return l.lifetimes.set(ctx, id, set)
 }
 
+// bounds reports whether launcher.max_ttl applies to the caller.
+func (l *lifetimes) bounds(ctx context.Context) bool {
+	return l.most > 0 && api.CallerOf(ctx).Role != api.RoleAdmin
+}
+
+// ofNew returns the time to live of a new box; 0: it has no end. Within launcher.max_ttl, each box has one. The maximum of the API, which
+// is also the default of ephemeral boxes, becomes the operator's.
+func (l *lifetimes) ofNew(ctx context.Context, asked time.Duration) (time.Duration, error) {
+	switch {
+	case !l.bounds(ctx) || asked > 0 && asked <= l.most:
+		return asked, nil
+	case asked == 0 || asked == api.MaxTTL:
+		return l.most, nil
+	}
+	return 0, change.InvalidAt("/ttl", "must be at most "+l.most.String()+", the operator's limit (launcher.max_ttl)")
+}
+
+// permit refuses an end that the caller may not give a box; was is the present one.
+func (l *lifetimes) permit(ctx context.Context, end, was, now time.Time) error {
+	switch {
+	case !was.IsZero() && !isLater(end, was): // brought forward
+		return nil
+	case api.CallerOf(ctx).Role == api.RoleBox && isLater(end, was):
+		return api.Errorf(api.ErrForbidden, "a key for one box can bring its end forward, but neither put it off nor remove it; use a key that creates boxes")
+	case l.bounds(ctx) && (end.IsZero() || end.Sub(now) > l.most):
+		return api.Errorf(api.ErrForbidden, "the end would be later than %v from now, the operator's limit (launcher.max_ttl); use an admin key, or an earlier end", l.most)
+	}
+	return nil
+}
+
 // set moves the end of a box. A box whose deletion has begun is gone; any other box exists for at least as
 // long as the end that this returns.
 func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (is api.Box, was time.Time, err error) {
@@ -90,15 +121,15 @@ func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (
 	case b.Status == api.StatusCreating:
 		return api.Box{}, was, api.Errorf(api.ErrConflict, "the box is being created; try again when it is there")
 	}
-	record := b.Record
-	if record.ExpiresAt, err = endAfter(was, to, time.Now()); err != nil {
+	record, now := b.Record, time.Now()
+	if record.ExpiresAt, err = endAfter(was, to, now); err == nil {
+		err = l.permit(ctx, record.ExpiresAt, was, now)
+	}
+	if err != nil {
 		return api.Box{}, was, err
 	}
-	if api.CallerOf(ctx).Role == api.RoleBox && isLater(record.ExpiresAt, was) {
-		return api.Box{}, was, api.Errorf(api.ErrForbidden, "a key for one box can bring its end forward, but neither put it off nor remove it; use a key that creates boxes")
-	}
 	record.Ephemeral = record.Ephemeral && !record.ExpiresAt.IsZero() // an ephemeral box is one with an end
-	record.UpdatedAt = time.Now()
+	record.UpdatedAt = now
 	if err := l.records.Update(record); err != nil {
 		return api.Box{}, was, change.NotStored(l.log, "the end of the box could not be stored, and has not moved", err)
 	}

@@ -235,3 +235,52 @@ func TestWhoMayMoveAnEnd(t *testing.T) {
 		}
 	})
 }
+
+// TestBoxesOfKeysEndByTheOperatorsLimit: within launcher.max_ttl, keys other than admin keys neither create a box without an end nor give one
+// a later end, by steps either. A box of the operator's can still be ended earlier by them.
+func TestBoxesOfKeysEndByTheOperatorsLimit(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		as := func(r api.Role) context.Context { return api.WithCaller(t.Context(), api.Caller{Role: r}) }
+		bounded := &lifetimes{most: time.Hour}
+		for _, c := range []struct {
+			role        api.Role
+			asked, want time.Duration // want 0 with asked: refused
+		}{
+			{api.RoleCreator, 0, time.Hour}, {api.RoleCreator, api.MaxTTL, time.Hour}, {api.RoleCreator, time.Minute, time.Minute}, {api.RoleCreator, time.Hour, time.Hour},
+			{api.RoleCreator, time.Hour + time.Second, 0}, {"", 0, time.Hour}, {api.RoleAdmin, 0, 0}, {api.RoleAdmin, api.MaxTTL, api.MaxTTL},
+		} {
+			got, err := bounded.ofNew(as(c.role), c.asked)
+			if invalid := (*document.InvalidError)(nil); got != c.want || errors.As(err, &invalid) != (c.want == 0 && c.asked > 0) {
+				t.Errorf("%q asks for %v: %v, %v", c.role, c.asked, got, err)
+			}
+			if got, err := (&lifetimes{}).ofNew(as(c.role), c.asked); got != c.asked || err != nil {
+				t.Errorf("without a limit, %q asks for %v: %v, %v", c.role, c.asked, got, err)
+			}
+		}
+		for _, c := range []struct {
+			ttl  time.Duration
+			role api.Role
+			set  api.Lifetime
+			want error
+		}{
+			{time.Minute, api.RoleCreator, api.Lifetime{TTL: time.Hour}, nil},
+			{time.Minute, api.RoleCreator, api.Lifetime{TTL: time.Hour + time.Second}, api.ErrForbidden},
+			{time.Minute, api.RoleCreator, api.Lifetime{Extend: time.Hour}, api.ErrForbidden},
+			{time.Minute, api.RoleCreator, api.Lifetime{Unlimited: true}, api.ErrForbidden},
+			{0, api.RoleCreator, api.Lifetime{Unlimited: true}, api.ErrForbidden},
+			{0, api.RoleBox, api.Lifetime{TTL: 2 * time.Hour}, api.ErrForbidden},
+			{3 * time.Hour, api.RoleCreator, api.Lifetime{TTL: 2 * time.Hour}, nil},
+			{3 * time.Hour, api.RoleBox, api.Lifetime{TTL: 2 * time.Hour}, nil},
+			{time.Minute, api.RoleAdmin, api.Lifetime{Unlimited: true}, nil},
+			{time.Minute, api.RoleAdmin, api.Lifetime{TTL: api.MaxTTL}, nil},
+		} {
+			e := newEnds(t, c.ttl)
+			e.most = time.Hour
+			if _, _, err := e.set(as(c.role), "b1", c.set); !errors.Is(err, c.want) {
+				t.Errorf("%v by %s of a box with %v: %v", c.set, c.role, c.ttl, err)
+			}
+			e.forget(e.box)
+		}
+	})
+}
