@@ -1,6 +1,7 @@
 package command
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 
@@ -25,7 +26,8 @@ func newBoxNetwork(o *cli.Options) *cobra.Command {
 const boxNetworkHelp = `Replaces the policy and the header rules of a box in one change: no request is judged by one of the new and one of the old.
 
 DOCUMENT is an object of network_policy and attach_headers, as "gateway policy convert" writes it: JSON or YAML, @FILE, or - for
-standard input. Instead of it, --policy and --headers give the two as in "gateway box create".`
+standard input. Without attach_headers, the box gets no header rules besides the ones of the policy. Instead of it, --policy and
+--headers give the two as in "gateway box create".`
 
 const boxNetworkExample = `  gateway policy convert --from vercel --to boxgate policy.json | gateway box network set demo -
   gateway box network set demo --policy '{"mode": "custom", "allowed_domains": ["api.example.com"]}' --headers @rules.yaml
@@ -72,10 +74,25 @@ func newBoxNetworkSet(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
+// networkDocument returns a document. The API demands both members, so that a client does not remove header rules by mistake; a document
+// of `gateway policy convert` has attach_headers only if there are any.
+func networkDocument(arg string, stdin io.Reader) (json.RawMessage, error) {
+	data, err := cli.RulesArgument(arg, stdin)
+	var members map[string]json.RawMessage
+	if err != nil || json.Unmarshal(data, &members) != nil || members["network_policy"] == nil {
+		return data, err
+	}
+	if _, has := members["attach_headers"]; has {
+		return data, nil
+	}
+	_, rest, _ := bytes.Cut(data, []byte("{")) // not encoded again: the gateway refuses duplicates
+	return append([]byte(`{"attach_headers":{},`), rest...), nil
+}
+
 // networkArgument returns the body of a change: the document in args, or one of the values of the flags.
 func networkArgument(args []string, policy, headers string, stdin io.Reader) (json.RawMessage, error) {
 	if len(args) > 0 {
-		return cli.RulesArgument(args[0], stdin)
+		return networkDocument(args[0], stdin)
 	}
 	given, err := cli.PolicyArgument(policy, cli.BoxPolicyHelp, stdin)
 	if err != nil {

@@ -1,0 +1,57 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"boxgate/e2e/harness"
+)
+
+// TestBoxNetwork: a policy of another product is converted and set with its header rules, shown without values, compared without a
+// change, and replaced by flags and by documents.
+func TestBoxNetwork(t *testing.T) {
+	t.Parallel()
+	w := harness.Shared(t)
+	w.Create(map[string]any{"name": "demo"})
+	vercel := `{"allow": {"api.example.com": [{"transform": [{"headers": {"X-Key": "canary"}}]}], "www.example.com": []}}`
+	converted := w.Run(0, nil, vercel, "policy", "convert", "--from", "vercel", "--to", "boxgate")
+	set := w.Run(0, nil, converted, "box", "network", "set", "demo", "-")
+	shown := w.Run(0, nil, "", "box", "network", "get", "demo")
+	for _, out := range []string{set, shown} {
+		harness.Contains(t, out, `"allowed_domains": [`, `"www.example.com"`, `"X-Key"`, `"headers_version": 2`)
+		if strings.Contains(out, "canary") {
+			t.Error("the value of a header rule is shown")
+		}
+	}
+	harness.Contains(t, w.Run(0, nil, "", "box", "network", "set", "demo", "--dry-run", "--policy", "deny-all", "--headers", "{}"), "www.example.com")
+	if again := w.Run(0, nil, "", "box", "network", "get", "demo"); again != shown {
+		t.Errorf("a dry run has changed the box: %s", again)
+	}
+	if got := w.Run(0, nil, `{"networkBlockAll": true}`, "policy", "convert", "--from", "daytona", "--to", "boxgate"); strings.Contains(got, "attach_headers") {
+		t.Errorf("header rules without any: %s", got)
+	} else {
+		harness.Contains(t, w.Run(0, nil, got, "box", "network", "set", "demo", "-"), `"deny-all"`, `"rules": {}`)
+	}
+	file := filepath.Join(t.TempDir(), "network.yaml")
+	if err := os.WriteFile(file, []byte("network_policy: {mode: custom, allowed_domains: [a.example]}\nattach_headers: {a.example: {X-Other: value}}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	harness.Contains(t, w.Run(0, nil, "", "box", "network", "set", "demo", "@"+file), `"X-Other"`, `"headers_version": 4`)
+	harness.Contains(t, w.Run(1, nil, "", "box", "network", "set", "demo", `{"attach_headers": {}}`), "network_policy", "is missing")
+	harness.Contains(t, w.Run(2, nil, "", "box", "network", "set", "demo", "--policy", "deny-all"), "--headers '{}'")
+}
+
+// TestBoxTTL: the end of a box is set, put off and removed.
+func TestBoxTTL(t *testing.T) {
+	t.Parallel()
+	w := harness.Shared(t)
+	w.Create(map[string]any{"name": "demo"})
+	harness.Contains(t, w.Run(1, nil, "", "box", "ttl", "demo", "--extend", "30m"), "no end")
+	harness.Contains(t, w.Run(0, nil, "", "box", "ttl", "demo", "2h"), "the box is deleted at 2", "in 2h0m0s")
+	harness.Contains(t, w.Run(0, nil, "", "box", "ttl", "demo", "--extend", "30m", "--json"), `"expires_at"`, `"ttl"`)
+	harness.Contains(t, w.Run(1, nil, "", "box", "ttl", "demo", "4d"), "must be between 1 and 259200 seconds")
+	harness.Contains(t, w.Run(0, nil, "", "box", "ttl", "demo", "never"), "the box has no end")
+	harness.Contains(t, w.Run(2, nil, "", "box", "ttl", "demo", "soon"), "is no time")
+}
