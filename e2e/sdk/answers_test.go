@@ -184,7 +184,7 @@ func (f *fuzz) body(op operation) (body []byte, media string, spoiled bool) {
 		f.T.Fatalf("%s has no example", op.OperationID)
 	}
 	if spoiled = f.gen.IntN(3) == 0; spoiled {
-		v = f.gen.makeInvalid(v)
+		v = f.gen.makeInvalid(f.gen.all.resolve(described.Schema), v)
 	}
 	body, err := json.Marshal(v)
 	if err != nil {

@@ -212,13 +212,17 @@ func (g *generator) integer(s *schema) int64 {
 	return low + g.Int64N(min(high-low, 70_000)+1)
 }
 
-// makeInvalid changes a value so that it violates its schema.
-func (g *generator) makeInvalid(v any) any {
+// makeInvalid changes a value so that it violates its schema. Members that may be any object stay.
+func (g *generator) makeInvalid(s *schema, v any) any {
 	object, ok := v.(map[string]any)
 	if !ok {
 		return []any{v}
 	}
-	if keys := slices.Sorted(maps.Keys(object)); len(keys) > 0 && g.IntN(2) == 0 {
+	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(object)), func(key string) bool {
+		of := s.Properties[key]
+		return of != nil && string(g.all.resolve(of).AdditionalProperties) == "true"
+	})
+	if len(keys) > 0 && g.IntN(2) == 0 {
 		key := g.pick(keys)
 		object[key] = map[string]any{"no name of anything": []any{object[key]}} // not a valid host either
 		return object
