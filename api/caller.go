@@ -134,6 +134,8 @@ type Key struct {
 	Quotas    quota.Limits // set for this key
 	Uses      quota.Uses   // usage and limit of each quota; set in lists only
 
+	SSHKeys []SSHKey // public keys that log in with its permissions
+
 	Model      llm.Limit  // of models, set for this key
 	ModelUsage ModelUsage // by the boxes that it has made; set in lists only
 }
@@ -146,4 +148,12 @@ type KeyRequest struct {
 	ExpiresIn time.Duration // 0: never
 	Quotas    quota.Limits  // override the configured quotas; 0: not overridden
 	Model     llm.Limit     // likewise, of models
+}
+
+// SSHKey is a public key that logs in to boxes over SSH with the permissions of an API key.
+type SSHKey struct {
+	ID      string // made from its SHA-256
+	Key     []byte // in the form of RFC 4253, section 6.6
+	Name    string
+	AddedAt time.Time
 }

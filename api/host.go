@@ -826,6 +826,8 @@ type Capacity struct {
 	Unremoved   []string        // interfaces of closed boxes that could not be removed from the kernel yet
 	// MetricsExport is the state of the export of metrics; nil: it is off.
 	MetricsExport *ExportState
+	// SSHHostKey is the SHA-256 fingerprint of the host key of SSH; "": it is off.
+	SSHHostKey string
 }
 
 // ExportState is the state of an export to a collector.

@@ -40,6 +40,7 @@ type Config struct {
 	Prices     Prices     `yaml:"prices,omitempty"`
 	Ingress    Ingress    `yaml:"ingress"`
 	Remote     Remote     `yaml:"remote"`
+	SSH        SSH        `yaml:"ssh"`
 	Launcher   Launcher   `yaml:"launcher"`
 	Policy     Policies   `yaml:"policy"`
 	Secrets    Secrets    `yaml:"secrets,omitempty"`
@@ -451,7 +452,7 @@ func (c *Config) validate() error {
 	errs = append(errs, c.Secrets.validate())
 	checkListeners(fail, map[string]string{
 		"admin.listen": c.Admin.Listen, "ingress.https": c.Ingress.HTTPS, "ingress.http": c.Ingress.HTTP,
-		"metrics.listen": c.Metrics.Listen, "remote.listen": c.Remote.Listen,
+		"metrics.listen": c.Metrics.Listen, "remote.listen": c.Remote.Listen, "ssh.listen": c.SSH.Listen,
 	})
 	return errors.Join(errs...)
 }

@@ -24,3 +24,8 @@ func (r Remote) check(fail func(key, format string, args ...any)) {
 		fail("remote.tls", "has no effect without remote.listen; set that, or remove remote.tls")
 	}
 }
+
+// SSH configures the listener for clients of SSH.
+type SSH struct {
+	Listen string `yaml:"listen"` // empty: no SSH
+}

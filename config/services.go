@@ -69,7 +69,7 @@ func (c *Config) checkServiceHost(s Service, fail func(format string, args ...an
 	if a, err := AddressesOf(c.Network); err == nil && (a.PoolV4.Contains(at.Addr()) || a.PoolV6.Contains(at.Addr())) {
 		fail("%s is in the pool of the boxes; use box and port for a box", at.Addr())
 	}
-	for _, own := range []string{c.Admin.Listen, c.Ingress.HTTPS, c.Ingress.HTTP, c.Metrics.Listen, c.Remote.Listen} {
+	for _, own := range []string{c.Admin.Listen, c.Ingress.HTTPS, c.Ingress.HTTP, c.Metrics.Listen, c.Remote.Listen, c.SSH.Listen} {
 		if slices.Contains([]string{fmt.Sprint(at), fmt.Sprintf(":%d", at.Port()), fmt.Sprintf("0.0.0.0:%d", at.Port()), fmt.Sprintf("[::]:%d", at.Port())}, own) &&
 			(own == fmt.Sprint(at) || at.Addr().IsLoopback()) {
 			fail("%s is the gateway's own listener %s, which no box may reach", s.Host, own)

@@ -246,6 +246,17 @@ func (t *adminTurn) serveOrForward(own http.Handler, w http.ResponseWriter, r *h
 	}
 }
 
+// enter counts work of this process that no HTTP request has started, until leave is called. It returns false once a handover has begun.
+func (t *adminTurn) enter() (leave func(), ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.waiting != nil || t.passed {
+		return nil, false
+	}
+	t.open.Add(1)
+	return sync.OnceFunc(t.open.Done), true
+}
+
 func (t *adminTurn) endChange() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

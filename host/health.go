@@ -23,6 +23,7 @@ import (
 	"boxgate/internal/acceptor"
 	"boxgate/internal/socket"
 	"boxgate/proxy"
+	"boxgate/sshd"
 )
 
 // health reports whether the gateway serves, and its use of shared resources. Safe for concurrent use.
@@ -32,6 +33,7 @@ type health struct {
 	ingress   *ingress.Ingress
 	unremoved func() []string // interfaces of closed boxes that could not be removed
 	pushed    *export.Metrics // nil: metrics are not exported
+	ssh       *sshd.Server    // nil: disabled
 	recovered atomic.Bool     // the boxes of an earlier run are known
 }
 
@@ -52,7 +54,7 @@ func (h *health) Capacity(ctx context.Context) (api.Capacity, error) {
 	c := api.Capacity{
 		Listeners: h.serving.states(ctx), Places: h.places(),
 		Descriptors: api.PlaceState{Name: "descriptors", Used: open, Limit: most},
-		Unremoved:   h.unremoved(),
+		Unremoved:   h.unremoved(), SSHHostKey: h.ssh.Fingerprint(),
 	}
 	if h.pushed != nil {
 		at, err := h.pushed.State()

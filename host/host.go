@@ -61,6 +61,7 @@ import (
 	"boxgate/remote"
 	"boxgate/secrets"
 	"boxgate/secrets/identity"
+	"boxgate/sshd"
 	"boxgate/store"
 )
 
@@ -160,6 +161,7 @@ type parts struct {
 	visits     *usage.Visits
 	forBoxes   *hostservices.Services // of the operator
 	remote     *remote.Server         `required:"false"` // of boxes elsewhere; nil: disabled
+	ssh        *sshd.Server           `required:"false"` // nil: disabled
 	minter     *certs.Minter
 	history    *history.History
 	roots      *x509.CertPool // trusted for upstream servers

@@ -87,7 +87,7 @@ func open(ctx context.Context, options Options) (*Host, error) {
 	steps := []func(context.Context) error{
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
 		p.openTrail, p.openSecrets, p.openAudit, p.openModels, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
-		p.openAdminTLS, p.openRemote, p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
+		p.openAdminTLS, p.openRemote, p.openSSH, p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
 		p.openFirewall, p.holdSecrets, p.openMeter, o.openHealth,
 		o.openKeys, o.openURLs, o.openRules, o.openUsage, o.openLife, o.openRecords, o.openApprovals, o.openKubernetes, o.complete,
 		o.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
@@ -110,7 +110,7 @@ func (o *opening) complete(context.Context) error {
 // openHealth opens the health checks and their metrics.
 func (o *opening) openHealth(context.Context) error {
 	p := o.parts
-	o.health = &health{serving: &serving{log: p.log, timeout: acceptTime}, proxy: p.proxy, ingress: p.ingress, unremoved: p.firewall.Unremoved, pushed: p.pushed}
+	o.health = &health{serving: &serving{log: p.log, timeout: acceptTime}, proxy: p.proxy, ingress: p.ingress, unremoved: p.firewall.Unremoved, pushed: p.pushed, ssh: p.ssh}
 	return errors.Join(p.metrics.Register(limitMetrics{p}), p.metrics.Register(capacityMetrics{o.health}))
 }
 
@@ -162,7 +162,7 @@ func (o *opening) openRules(context.Context) error {
 	}
 	p.shared = rules.NewShared(ceiling, upstream, p.addrs.Sources).WithServices(p.forBoxes).WithCluster(cluster)
 	p.net = &enforce.Enforcer{
-		Kernel: p.kernel(), Proxy: withPredecessor{p.proxy, p.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove, p.remote.Forget},
+		Kernel: p.kernel(), Proxy: withPredecessor{p.proxy, p.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove, p.remote.Forget, p.ssh.CloseBox},
 	}
 	o.policies, err = rules.New(rules.Config{Resolver: p.dns, Audit: p.cfg.Policy.Audit, Log: p.log, Store: p.store.Rules, Records: p.store.Boxes, Keys: p.store.Keys, Boxes: p.boxes, Shared: p.shared, Net: p.net, Trail: p.trail.Log(), Before: p.before,
 		Observed: func(ctx context.Context, id policy.BoxID) (observe.Summary, error) {
@@ -261,6 +261,7 @@ func (o *opening) openRecords(context.Context) (err error) {
 // keysChanged makes this process and its predecessor check the API keys of open requests again.
 func (o *opening) keysChanged() {
 	o.turn.forgetKeys()
+	o.parts.ssh.Recheck()
 	o.parts.before.SendOrder(handover.Message{Kind: handover.Keys})
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/api/server"
 	"boxgate/certs"
 	"boxgate/config"
 	"boxgate/host/box"
@@ -57,6 +58,12 @@ func CheckRemoteTLS(cfg config.Config) error {
 func (p *parts) cutRemote(id policy.BoxID) {
 	p.remote.Cut(id)
 	p.before.SendOrder(handover.Message{Kind: handover.Cut, Box: id})
+}
+
+// serveElsewhere starts the servers of remote boxes, and of SSH for people elsewhere.
+func (h *Host) serveElsewhere(run func(string, func() error), admin *server.API) {
+	h.serveRemote(run)
+	h.serveSSH(run, admin)
 }
 
 // serveRemote starts the server of remote boxes.

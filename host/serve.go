@@ -109,7 +109,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	defer stopAnswering()
 	h.serveEgress(ctx, answering, run)
 	h.serveFront(run)
-	h.serveRemote(run)
+	h.serveElsewhere(run, admin)
 	if h.parts.before != nil {
 		h.relieve()
 		h.parts.listeners.Lock.Own()
@@ -243,13 +243,14 @@ func (h *Host) finish(drain context.Context, admin *server.API, adminServer, met
 	// The API stops first, so that no change begins. Boxes and their rules stay.
 	err := fault.At(drain, "stop: begun")
 	h.arrivals.await(drain)
+	h.parts.ssh.Retire()
 	err = errors.Join(err, adminServer.Shutdown(drain), admin.Wait(drain))
 	err = errors.Join(err, fault.At(drain, "stop: no more changes"))
 	if h.parts.acme != nil {
 		h.parts.acme.Close() // before the listeners, which issuers connect to
 	}
 	h.parts.remote.Retire()
-	err = errors.Join(err, h.parts.ingress.Shutdown(drain), h.parts.proxy.Shutdown(drain), h.parts.remote.Shutdown(drain), metrics.Shutdown(drain))
+	err = errors.Join(err, h.parts.ingress.Shutdown(drain), h.parts.proxy.Shutdown(drain), h.parts.remote.Shutdown(drain), h.parts.ssh.Shutdown(drain), metrics.Shutdown(drain))
 	return errors.Join(err, fault.At(drain, "stop: drained"))
 }
 

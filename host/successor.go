@@ -285,7 +285,7 @@ func (h *Host) retire(next *successor) (pid int) {
 	h.parts.listeners.LeaveToSuccessor()
 	h.health.serving.stopChecks()
 	var all sync.WaitGroup
-	for _, stop := range []func(){h.parts.dns.Retire, h.parts.proxy.Retire, h.parts.ingress.Retire, h.parts.remote.Retire} {
+	for _, stop := range []func(){h.parts.dns.Retire, h.parts.proxy.Retire, h.parts.ingress.Retire, h.parts.remote.Retire, h.parts.ssh.Retire} {
 		all.Go(stop)
 	}
 	all.Wait()
@@ -341,6 +341,7 @@ func (h *Host) executeOrder(m handover.Message) {
 		h.parts.proxy.Revoke(m.Secret)
 	case handover.Keys:
 		h.turn.forgetKeys()
+		h.parts.ssh.Recheck()
 	default:
 		for _, b := range h.parts.boxes.All() {
 			h.cutBox(b.ID)
@@ -357,6 +358,7 @@ func (h *Host) cutBox(id policy.BoxID) {
 	}
 	h.parts.proxy.CloseBox(id)
 	h.parts.remote.Cut(id)
+	h.parts.ssh.CloseBox(id)
 }
 
 // applyPolicy applies a box's new policy to its connections in this process. If this program cannot parse the policy, the

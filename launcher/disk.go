@@ -96,19 +96,42 @@ func (l *Launcher) OpenFiles(ctx context.Context, id policy.BoxID) (*boxfs.Sessi
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := l.openFiles(ctx, r, rootfs.UID)
+	return endingWith(done)(l.openFiles(ctx, r, rootfs.UID, boxfs.Open))
+}
+
+// ErrManyTransfers is returned by OpenSFTP for a box with as many transfers as it may have.
+var ErrManyTransfers = fmt.Errorf("the box has %d SFTP sessions, which is the limit; close some", boxfs.PerBox)
+
+// OpenSFTP opens a process that serves SFTP for the files of a box as boxuser; see [boxfs.OpenSFTP]. The box must not be paused before
+// the session is closed.
+func (l *Launcher) OpenSFTP(ctx context.Context, id policy.BoxID) (*boxfs.Session, func(), error) {
+	r, err := l.loadRecord(id)
 	if err != nil {
-		done()
 		return nil, nil, err
 	}
-	return s, func() {
-		s.Close()
-		go func() { <-s.Ended(); done() }()
-	}, nil
+	done, ok := l.transfers.TryAcquire(id)
+	if !ok {
+		return nil, nil, ErrManyTransfers
+	}
+	return endingWith(done)(l.openFiles(ctx, r, rootfs.UID, boxfs.OpenSFTP))
+}
+
+// endingWith adds to a session the function that closes it, and that calls done once its process has ended.
+func endingWith(done func()) func(*boxfs.Session, error) (*boxfs.Session, func(), error) {
+	return func(s *boxfs.Session, err error) (*boxfs.Session, func(), error) {
+		if err != nil {
+			done()
+			return nil, nil, err
+		}
+		return s, func() {
+			s.Close()
+			go func() { <-s.Ended(); done() }()
+		}, nil
+	}
 }
 
 // openFiles opens a session as a user of the box.
-func (l *Launcher) openFiles(ctx context.Context, r record, user int) (*boxfs.Session, error) {
+func (l *Launcher) openFiles(ctx context.Context, r record, user int, open func(context.Context, boxfs.Config) (*boxfs.Session, error)) (*boxfs.Session, error) {
 	if !r.Created {
 		return nil, fmt.Errorf("box %s: %w", r.ID, ErrNotRunning)
 	}
@@ -128,5 +151,5 @@ func (l *Launcher) openFiles(ctx context.Context, r record, user int) (*boxfs.Se
 	}
 	defer root.Close()
 	own := r.ids().Host(user)
-	return boxfs.Open(ctx, boxfs.Config{Root: root, UID: own, GID: own, Join: l.cgroup(r.ID).Join})
+	return open(ctx, boxfs.Config{Root: root, UID: own, GID: own, Join: l.cgroup(r.ID).Join})
 }

@@ -97,7 +97,8 @@ type Launcher struct {
 	captures     captureLimits
 	motion       freezer.Boxes
 	fileSessions boxfs.Limiter
-	starting     sync.Map // the IDs of boxes whose first process the runtime is starting
+	transfers    boxfs.Limiter // of SFTP
+	starting     sync.Map      // the IDs of boxes whose first process the runtime is starting
 
 	onEnd func(policy.BoxID) // see OnGroupRemoval
 

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/launcher/boxfs"
 	"boxgate/launcher/boxfs/worker"
 	"boxgate/launcher/namespace"
 	"boxgate/policy"
@@ -44,7 +45,7 @@ func (l *Launcher) RenewRoots(ctx context.Context, id policy.BoxID, ca, roots []
 	if err != nil {
 		return err
 	}
-	s, err := l.openFiles(ctx, r, 0)
+	s, err := l.openFiles(ctx, r, 0, boxfs.Open)
 	if err != nil {
 		done()
 		return err

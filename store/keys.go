@@ -53,6 +53,8 @@ type APIKey struct {
 	Quotas map[string]int64 `json:"quotas,omitempty"`
 	// Model is its own limit of models, for all boxes that it has made.
 	Model llm.Limit `json:"model,omitzero"`
+	// SSHKeys log in to boxes over SSH with the permissions of the key. Records with the same ID have the same ones.
+	SSHKeys []SSHKey `json:"ssh_keys,omitempty"`
 }
 
 // isOperators reports whether a record is that of the operator's key. It is stored without ID and role, as all keys were

@@ -289,6 +289,9 @@ var grants = map[string]grant{
 	"changeApiKey":  admin | changes,
 	"deleteApiKey":  admin | changes,
 	"replaceApiKey": admin | changes,
+	"addSshKey":     admin | changes,
+	"listSshKeys":   admin,
+	"deleteSshKey":  admin | changes,
 }
 
 // permits reports whether a role may call the endpoint.

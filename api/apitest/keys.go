@@ -219,3 +219,35 @@ func (h *Host) SearchEvents(_ context.Context, f api.EventSearch, begin func(tim
 	}
 	return nil
 }
+
+// AddSSHKey implements the Host of [boxgate/api/keys].
+func (h *Host) AddSSHKey(_ context.Context, idOrName, name string, public []byte) (api.Key, error) {
+	return h.changeSSHKeys(idOrName, func(k *api.Key) error {
+		k.SSHKeys = append(k.SSHKeys, api.SSHKey{ID: fmt.Sprintf("ssh_%d", len(k.SSHKeys)+1), Key: public, Name: name, AddedAt: time.Now()})
+		return nil
+	})
+}
+
+// RemoveSSHKey implements the Host of [boxgate/api/keys].
+func (h *Host) RemoveSSHKey(_ context.Context, idOrName, id string) (api.Key, error) {
+	return h.changeSSHKeys(idOrName, func(k *api.Key) error {
+		k.SSHKeys = slices.DeleteFunc(k.SSHKeys, func(s api.SSHKey) bool { return s.ID == id })
+		return nil
+	})
+}
+
+func (h *Host) changeSSHKeys(idOrName string, change func(*api.Key) error) (api.Key, error) {
+	leave, err := h.beginCall()
+	defer leave()
+	if err != nil {
+		return api.Key{}, err
+	}
+	key, k := h.keyOf(idOrName)
+	if key == "" {
+		return api.Key{}, api.ErrNotFound
+	}
+	k.SSHKeys = slices.Clone(k.SSHKeys)
+	err = change(&k)
+	h.Keys[key] = k
+	return k, err
+}

@@ -134,6 +134,7 @@ type gatewayView struct {
 	Descriptors   placeView          `json:"descriptors" doc:"open files of the process"`
 	Unremoved     []string           `json:"unremoved" doc:"interfaces of closed boxes that the kernel did not remove; this is retried, and until then it may forward their traffic"`
 	MetricsExport *exportView        `json:"metrics_export,omitempty" doc:"the export of metrics by OTLP; absent: it is off"`
+	SSHHostKey    string             `json:"ssh_host_key,omitempty" doc:"SHA-256 fingerprint of the host key of SSH, as ssh shows it; absent: ssh.listen is off" example:"SHA256:R7F3…"`
 }
 
 // exportView is the state of an export to a collector.
@@ -238,6 +239,7 @@ func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	for _, p := range capacity.Places {
 		view.Places = append(view.Places, placeView(p))
 	}
+	view.SSHHostKey = capacity.SSHHostKey
 	if x := capacity.MetricsExport; x != nil {
 		view.MetricsExport = &exportView{Error: x.Error}
 		if !x.Succeeded.IsZero() {

@@ -37,6 +37,10 @@ type Host interface {
 	SetAPIKeyQuotas(ctx context.Context, key string, named map[quota.Kind]int64, model *llm.Limit) (api.Key, error)
 	// DeleteAPIKey revokes a key. Revoking the operator's own key is an ErrConflict.
 	DeleteAPIKey(ctx context.Context, key string) (api.Key, error)
+	// AddSSHKey adds a public key, in the form of RFC 4253, section 6.6, to a key. One that any key has is an ErrConflict.
+	AddSSHKey(ctx context.Context, key, name string, public []byte) (api.Key, error)
+	// RemoveSSHKey removes a public key, by its ID. Connections that it has logged in are cut.
+	RemoveSSHKey(ctx context.Context, key, id string) (api.Key, error)
 }
 
 // Endpoints serves the keys.
@@ -55,6 +59,9 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "PATCH", Path: "/v2/api-keys/{api_key}", ID: "changeApiKey", Summary: "Change the quotas of an API key, by its ID or name; the key itself stays", Request: reflect.TypeFor[changeKeyBody](), Example: `{"quotas":{"commands":32,"boxes":0}}`, Response: reflect.TypeFor[apiKeyView](), Handle: e.change},
 		{Method: "DELETE", Path: "/v2/api-keys/{api_key}", ID: "deleteApiKey", Summary: "Revoke an API key, by its ID or name; its running requests are ended", Response: reflect.TypeFor[apiKeyView](), Handle: e.delete},
 		{Method: "POST", Path: "/v2/api-keys/{api_key}/rotate", ID: "replaceApiKey", Summary: "Replace an API key by another with the same ID, name, role, expiry and quotas; only this response contains the key", Request: reflect.TypeFor[replaceKeyBody](), Example: `{"grace":"1h"}`, Response: made, Handle: e.replace},
+		{Method: "POST", Path: "/v2/api-keys/{api_key}/ssh-keys", ID: "addSshKey", Summary: "Add a public key that logs in over SSH with the permissions of an API key", Status: 201, Request: reflect.TypeFor[addSSHKeyBody](), Example: sshKeyExample, Response: reflect.TypeFor[sshKeyView](), Handle: e.addSSHKey},
+		{Method: "GET", Path: "/v2/api-keys/{api_key}/ssh-keys", ID: "listSshKeys", Summary: "The public keys of an API key", Response: reflect.TypeFor[sshKeysView](), Handle: e.listSSHKeys},
+		{Method: "DELETE", Path: "/v2/api-keys/{api_key}/ssh-keys/{ssh_key}", ID: "deleteSshKey", Summary: "Remove a public key, by its ID; connections that it has logged in are cut", Response: reflect.TypeFor[sshKeyView](), Handle: e.deleteSSHKey},
 	}
 }
 

@@ -112,6 +112,7 @@ var pathDocs = map[string]string{
 	"name":     "name of a secret of the configuration",
 
 	"api_key":    "ID or name of an API key",
+	"ssh_key":    "ID of a public key",
 	"schedule":   "ID of a schedule",
 	"approval":   "ID of a request for access",
 	"key":        "name of an environment variable",

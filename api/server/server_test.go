@@ -446,7 +446,7 @@ var doors = map[string][]string{
 		"setLifetime", "setPolicy", "addLeases", "endLeases", "setEnforcement", "setNetwork", "setHeaders", "changeHeaders", "setGlobalHeaders", "changeGlobalHeaders", "setNamedPolicy", "deleteNamedPolicy", "deleteUrl", "signUrl",
 		"changeSchedule", "deleteSchedule", "pauseSchedule", "resumeSchedule", "deleteSnapshot", "deleteSnapshots", "setEnvironment", "setVariable", "deleteVariable", "addLabel", "removeLabel",
 		"setSource", "changeLimits", "setModel", "setCustomRunner", "addSkill", "removeSkill", "removeRepository", "refreshSecret", "rotateStoreKey", "backupStore", "rotateApiKey",
-		"createApiKey", "changeApiKey", "deleteApiKey", "replaceApiKey", "answerApproval", "setAsking",
+		"createApiKey", "changeApiKey", "deleteApiKey", "replaceApiKey", "addSshKey", "deleteSshKey", "answerApproval", "setAsking",
 	},
 }
 

@@ -99,10 +99,19 @@ func changed(e trail.Entry, c rest.Change) trail.Entry {
 	if c.Box != "" {
 		e.Box = c.Box
 	}
-	if data, err := json.Marshal(c.What); err == nil && c.What != nil {
-		e.Change = trail.Change{RawMessage: data}
+	if c.What != nil {
+		e.Change = changeOf(c.What)
 	}
 	return e
+}
+
+// changeOf returns a change for a trail entry.
+func changeOf(what any) trail.Change {
+	data, err := json.Marshal(what)
+	if err != nil {
+		return trail.Change{}
+	}
+	return trail.Change{RawMessage: data}
 }
 
 // entryOf returns a trail entry with the source and the route of a request. It contains neither path nor query, because

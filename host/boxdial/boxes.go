@@ -3,6 +3,7 @@ package boxdial
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -86,6 +87,35 @@ func (b *Boxes) Dial(ctx context.Context, id policy.BoxID, at netip.AddrPort) (n
 	b.remember(p, at.Port(), byAddress)
 	return nil, first
 }
+
+// DialLoopback connects to a port of a box's own loopback interface, and to nothing else: to 127.0.0.1 or ::1, or for "localhost" to
+// either. It fails for a box that is not known.
+func (b *Boxes) DialLoopback(ctx context.Context, id policy.BoxID, host string, port uint16) (net.Conn, error) {
+	p, _ := b.find(id, port)
+	if p == nil {
+		return nil, errUnknown
+	}
+	v4, v6 := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port), netip.AddrPortFrom(netip.IPv6Loopback(), port)
+	switch host {
+	case "127.0.0.1":
+		return p.pin.dial(ctx, v4)
+	case "::1":
+		return p.pin.dial(ctx, v6)
+	case "localhost":
+		conn, err := p.pin.dial(ctx, v4)
+		if !refused(err) {
+			return conn, err
+		}
+		if conn, other := p.pin.dial(ctx, v6); other == nil {
+			return conn, nil
+		}
+		return nil, err
+	}
+	return nil, fmt.Errorf("%q is no address of the loopback interface", host)
+}
+
+// errUnknown refuses to connect to a box that is not known.
+var errUnknown = errors.New("the box has no network")
 
 func (b *Boxes) find(id policy.BoxID, port uint16) (*place, way) {
 	b.mu.Lock()

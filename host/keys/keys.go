@@ -65,6 +65,8 @@ type Service struct {
 
 	settingQuotas sync.Mutex      // serialises read-modify-write of quotas
 	revoked       map[string]bool // IDs of revoked keys whose quotas the book has; guarded by settingQuotas
+
+	ssh sshIndex
 }
 
 // New returns the service, and loads the quotas of API keys into the book.
@@ -72,7 +74,12 @@ func New(c Config) (*Service, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
 	}
-	k := &Service{log: c.Log, store: c.Store, keys: c.Keys, quotas: c.Quotas, models: c.Models, changed: c.Changed}
+	k := &Service{log: c.Log, store: c.Store, keys: c.Keys, quotas: c.Quotas, models: c.Models}
+	k.changed = func() {
+		k.indexSSHKeys()
+		c.Changed()
+	}
+	k.indexSSHKeys()
 	return k, k.loadQuotas()
 }
 
@@ -166,7 +173,7 @@ func (k *Service) APIKeys(context.Context) ([]api.Key, error) {
 }
 
 func keyView(k store.APIKey) api.Key {
-	return api.Key{Caller: CallerOf(k), CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt, LastUsed: k.LastUsed, Quotas: quotas.LimitsFromMap(k.Quotas), Model: k.Model}
+	return api.Key{Caller: CallerOf(k), CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt, LastUsed: k.LastUsed, Quotas: quotas.LimitsFromMap(k.Quotas), Model: k.Model, SSHKeys: sshKeys(k)}
 }
 
 // CreateAPIKey implements the Host of [boxgate/api/keys].

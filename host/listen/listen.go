@@ -34,6 +34,7 @@ type Sockets struct {
 	Metrics     net.Listener   // nil: disabled
 	HTTPS, HTTP net.Listener   // nil: disabled
 	Remote      net.Listener   // nil: disabled
+	SSH         net.Listener   // nil: disabled
 	DNSTCP      []net.Listener
 	DNSUDP      []UDPSocket
 	Transparent []net.Listener
@@ -358,6 +359,7 @@ func fronts(cfg config.Config) []front {
 		{"ingress.https", cfg.Ingress.HTTPS, func(l *Sockets) *net.Listener { return &l.HTTPS }},
 		{"ingress.http", cfg.Ingress.HTTP, func(l *Sockets) *net.Listener { return &l.HTTP }},
 		{"remote.listen", cfg.Remote.Listen, func(l *Sockets) *net.Listener { return &l.Remote }},
+		{"ssh.listen", cfg.SSH.Listen, func(l *Sockets) *net.Listener { return &l.SSH }},
 	}
 }
 
@@ -518,5 +520,6 @@ func (l *Sockets) ClosedToBoxes() []selftest.Port {
 	add("public URLs", l.HTTPS)
 	add("public URLs, plain", l.HTTP)
 	add("remote boxes", l.Remote)
+	add("SSH", l.SSH)
 	return append(ports, selftest.Port{Name: "transparent proxy, asked directly", Port: l.ProxyPort})
 }

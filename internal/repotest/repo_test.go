@@ -89,7 +89,7 @@ proxy/proxytest: policy audit internal/nightly proxy proxy/origin proxy/route ru
 proxy/problem: policy internal/handshake relay/h1 relay/h2 proxy/scrub relay
 proxy/route: policy
 proxy/scrub: policy
-proxy/ssh: policy rule/ssh internal/memory proxy/recovery
+proxy/ssh: policy rule/ssh internal/memory internal/sshflow proxy/recovery
 proxy/proxydial: policy internal/socket
 proxy/tunnel: policy internal/buffers proxy/recovery relay/h1 internal/socket relay
 proxy/usage: policy audit internal/memory internal/ratelimit internal/socket proxy/har proxy/scrub
@@ -98,10 +98,12 @@ certs: policy audit internal/fault internal/lru
 ingress/balancer:
 ingress/h2c: relay/h1 relay/h2/upstream relay/pool
 remote: policy certs internal/required internal/socket proxy/recovery
+sshd: policy internal/required internal/sshflow proxy/recovery
 kube: policy policy/dialect policy/document internal/nightly internal/required internal/lazyregexp
 ingress: policy audit internal/openid internal/peernet internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault internal/lazyregexp
-launcher/boxfs: policy launcher/boxfs/worker
+launcher/boxfs: policy launcher/boxfs/sftpserver launcher/boxfs/worker
+launcher/boxfs/sftpserver: launcher/boxfs/worker
 launcher/boxfs/worker: launcher/files launcher/rootfs
 launcher/cgroup: launcher/oci
 launcher/container: launcher/namespace
@@ -206,6 +208,7 @@ internal/lazyregexp:
 internal/memory:
 internal/ratelimit:
 internal/socket:
+internal/sshflow: internal/memory
 bench: api internal/testnet
 bench/profiled: cmd/gateway
 dist:
@@ -216,6 +219,7 @@ preflight: config launcher/enter launcher/oci
 host/netns: firewall/namespace
 host/nslock: host/netns
 host/sandboxwatch: policy api host/sandboxns
+host/sshaccess: policy quota api api/server api/session internal/required internal/sshflow sshd
 host/sandboxns: policy api firewall/namespace
 host/procwatch: policy host/sandboxns
 host/idle:
@@ -247,7 +251,7 @@ host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
-host: ui ui/session policy policy/dialect api api/access api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote kube api/harness
+host: ui ui/session policy policy/dialect api api/access api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote sshd kube api/harness
 ui: policy audit api api/access api/apitest api/server api/stream policy/authority ui/preview api/spec observe/replay
 ui/session: policy quota api api/access internal/openid internal/peernet
 ui/pages: policy policy/authority rule/kinds audit quota api api/rest api/spec ui/preview

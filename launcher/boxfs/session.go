@@ -50,10 +50,13 @@ type Session struct {
 const defaultCloseTimeout = 5 * time.Second
 
 // Open starts a session.
-func Open(ctx context.Context, cfg Config) (*Session, error) {
+func Open(ctx context.Context, cfg Config) (*Session, error) { return openAs(ctx, cfg, worker.Name) }
+
+// openAs starts a session of a kind of process.
+func openAs(ctx context.Context, cfg Config, program string) (*Session, error) {
 	s := &Session{ctx: ctx, stderr: &head{}, ended: make(chan struct{}), closeTimeout: defaultCloseTimeout}
 	s.close = sync.OnceFunc(s.shutDown)
-	if err := s.start(cfg); err != nil {
+	if err := s.start(cfg, program); err != nil {
 		return nil, fmt.Errorf("the process that works on the box's files cannot be started: %w", err)
 	}
 	s.stop = context.AfterFunc(ctx, s.hangUp)
@@ -65,7 +68,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 }
 
 // start starts the worker, which waits for its first request.
-func (s *Session) start(cfg Config) error {
+func (s *Session) start(cfg Config, program string) error {
 	itsIn, in, err := os.Pipe()
 	if err != nil {
 		return err
@@ -79,7 +82,7 @@ func (s *Session) start(cfg Config) error {
 	defer itsOut.Close()
 	s.in, s.out = in, out
 	s.cmd = &exec.Cmd{
-		Path: "/proc/self/exe", Args: []string{worker.Name, strconv.Itoa(cfg.UID), strconv.Itoa(cfg.GID)},
+		Path: "/proc/self/exe", Args: []string{program, strconv.Itoa(cfg.UID), strconv.Itoa(cfg.GID)},
 		// The Go runtime must not look at the control groups of the host, which takes descriptors.
 		Env: []string{"GOMAXPROCS=1", "GODEBUG=containermaxprocs=0,updatemaxprocs=0", "GOTRACEBACK=none"}, Dir: "/",
 		Stdin: itsIn, Stdout: itsOut, Stderr: s.stderr, ExtraFiles: []*os.File{cfg.Root},
@@ -254,7 +257,32 @@ type boxSessions struct {
 
 // Acquire waits for a free session. The caller must call done.
 func (t *Limiter) Acquire(ctx context.Context, id policy.BoxID) (done func(), err error) {
+	b := t.enter(id)
+	select {
+	case b.free <- struct{}{}:
+		return sync.OnceFunc(func() { <-b.free; t.release(id, b) }), nil
+	case <-ctx.Done():
+		t.release(id, b)
+		return nil, context.Cause(ctx)
+	}
+}
+
+// TryAcquire is Acquire without waiting. It returns false if no session is free.
+func (t *Limiter) TryAcquire(id policy.BoxID) (done func(), ok bool) {
+	b := t.enter(id)
+	select {
+	case b.free <- struct{}{}:
+		return sync.OnceFunc(func() { <-b.free; t.release(id, b) }), true
+	default:
+		t.release(id, b)
+		return nil, false
+	}
+}
+
+// enter counts a holder or waiter.
+func (t *Limiter) enter(id policy.BoxID) *boxSessions {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	if t.boxes == nil {
 		t.boxes = map[policy.BoxID]*boxSessions{}
 	}
@@ -264,14 +292,7 @@ func (t *Limiter) Acquire(ctx context.Context, id policy.BoxID) (done func(), er
 		t.boxes[id] = b
 	}
 	b.users++
-	t.mu.Unlock()
-	select {
-	case b.free <- struct{}{}:
-		return sync.OnceFunc(func() { <-b.free; t.release(id, b) }), nil
-	case <-ctx.Done():
-		t.release(id, b)
-		return nil, context.Cause(ctx)
-	}
+	return b
 }
 
 func (t *Limiter) release(id policy.BoxID, b *boxSessions) {

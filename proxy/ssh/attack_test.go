@@ -16,6 +16,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"boxgate/internal/memory"
+	"boxgate/internal/sshflow"
 	"boxgate/policy/name"
 	sshrule "boxgate/rule/ssh"
 )
@@ -117,11 +118,11 @@ func TestFloodOfSmallPackets(t *testing.T) {
 		sent <- errors.Join(err, stdin.Close())
 	}()
 	var most int64
-	for most < inflowCost*maxInflow-2*claimStep && len(sent) == 0 {
+	for most < sshflow.Cost*sshflow.Most-2*sshflow.Step && len(sent) == 0 {
 		most = max(most, r.budget.InUse(memory.Buffers))
 		time.Sleep(time.Millisecond)
 	}
-	if most > inflowCost*maxInflow {
+	if most > sshflow.Cost*sshflow.Most {
 		t.Errorf("%d bytes are kept", most)
 	}
 	if len(sent) > 0 {
@@ -243,61 +244,4 @@ func TestNewKeysArePaced(t *testing.T) {
 	if _, err := signer.Sign(nil, []byte("x")); err == nil {
 		t.Error("a third key exchange is not delayed")
 	}
-}
-
-// A connection is not read further while its backlog is too large, or while its account is exhausted.
-func TestInflow(t *testing.T) {
-	t.Parallel()
-	for name, most := range map[string]int64{"of one connection": 64 << 20, "of an account": 2 << 20} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			from, to := net.Pipe()
-			defer from.Close()
-			f := newInflow(to, memory.New(1<<30, most).Account("box"))
-			defer f.Close()
-			s := f.addStream()
-			go func() {
-				for {
-					if _, err := from.Write(make([]byte, 4096)); err != nil {
-						return
-					}
-				}
-			}()
-			read := make(chan int)
-			go func() {
-				b := make([]byte, 4096)
-				for {
-					n, err := f.Read(b)
-					if err != nil {
-						close(read)
-						return
-					}
-					read <- n
-				}
-			}()
-			limit := min(maxInflow, int(most)/inflowCost)
-			total := 0
-			for f.stalled() == false {
-				select {
-				case n := <-read:
-					total += n
-				case <-time.After(time.Millisecond):
-				}
-			}
-			if total > limit+8192 || total < limit/2 {
-				t.Errorf("%d bytes were read; the limit is %d", total, limit)
-			}
-			s.markConsumed(total, true)
-			if <-read == 0 {
-				t.Error("no read after everything was consumed")
-			}
-		})
-	}
-}
-
-// stalled reports whether reads are suspended.
-func (f *inflow) stalled() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return !f.hasCapacityLocked()
 }

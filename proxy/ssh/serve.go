@@ -16,6 +16,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"boxgate/internal/memory"
+	"boxgate/internal/sshflow"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/recovery"
@@ -109,23 +110,30 @@ func Serve(ctx context.Context, client net.Conn, l Login) error {
 		return &Failure{Reason: name.ReasonLimit, Shown: "the box has reached its memory limit in the gateway"}
 	}
 	defer l.Memory.Release(memory.Connections, connCost)
-	c := &conn{Login: l, ctx: ctx, box: newInflow(client, l.Memory), gone: make(chan struct{})}
+	c := &conn{Login: l, ctx: ctx, box: sshflow.New(client, claim(l.Memory)), gone: make(chan struct{})}
 	defer c.close()
-	opening := c.box.addStream() // until the login, all data counts as backlog
+	opening := c.box.AddStream() // until the login, all data counts as backlog
 	defer context.AfterFunc(ctx, c.close)()
-	c.box.setDeadline(time.Now().Add(l.Handshake))
+	c.box.Limit(time.Now().Add(l.Handshake))
 	shown, channels, requests, err := c.handshakeBox()
-	opening.remove()
+	opening.Remove()
 	switch {
 	case c.failure != nil:
 		return c.failure
 	case err != nil:
 		return err
 	}
-	c.box.setDeadline(time.Time{})
+	c.box.Limit(time.Time{})
 	l.OnLogin()
 	c.forwardAll(shown, channels, requests)
 	return nil
+}
+
+// claim opens a claim on the memory of the account for the backlog of a connection.
+func claim(account *memory.Account) *memory.Claim {
+	c := new(memory.Claim)
+	c.Open(account, memory.Buffers)
+	return c
 }
 
 // handshakeBox performs the handshake with the box.
@@ -147,14 +155,14 @@ func (c *conn) recoverError(err *error) {
 type conn struct {
 	Login
 	ctx     context.Context
-	box     *inflow
+	box     *sshflow.Flow
 	pre     gossh.ServerPreAuthConn
 	failure *Failure
 
 	mu            sync.Mutex
 	closed        bool
 	noNewSessions bool // the server is gone: no new sessions
-	upstream      *inflow
+	upstream      *sshflow.Flow
 	server        gossh.Conn // nil until the gateway is logged in
 
 	gone     chan struct{}           // closed when the server is gone
@@ -192,7 +200,7 @@ func (c *conn) setUpstream(up net.Conn) bool {
 		_ = up.Close()
 		return false
 	}
-	c.upstream = newInflow(up, c.Memory)
+	c.upstream = sshflow.New(up, claim(c.Memory))
 	return true
 }
 
@@ -222,9 +230,9 @@ func (c *conn) onAuth(user string) error {
 		return nil
 	}
 	if c.failure == nil {
-		c.box.setDeadline(time.Time{})
+		c.box.Limit(time.Time{})
 		c.failure = c.logIn(user)
-		c.box.setDeadline(time.Now().Add(c.Handshake))
+		c.box.Limit(time.Now().Add(c.Handshake))
 	}
 	if c.failure == nil {
 		return nil
@@ -287,13 +295,13 @@ func (c *conn) authenticate(known hostKeys, signer gossh.Signer) *Failure {
 		},
 		BannerCallback: c.banner(),
 	}
-	c.upstream.setDeadline(time.Now().Add(c.Handshake))
-	opening := c.upstream.addStream()
-	defer opening.remove()
+	c.upstream.Limit(time.Now().Add(c.Handshake))
+	opening := c.upstream.AddStream()
+	defer opening.Remove()
 	if err := c.handshakeServer(config); err != nil {
 		return c.loginFailure(err, verified)
 	}
-	c.upstream.setDeadline(time.Time{})
+	c.upstream.Limit(time.Time{})
 	return nil
 }
 
@@ -341,8 +349,8 @@ func (c *conn) forwardAll(shown *gossh.ServerConn, channels <-chan gossh.NewChan
 	defer c.closeIdle().Stop()
 	var rest sync.WaitGroup
 	rest.Go(c.contained(func() { c.refuseRequests(requests) }))
-	rest.Go(c.contained(func() { forEach(c.upstream, c.requests, func(r *gossh.Request) { _ = r.Reply(false, nil) }) }))
-	rest.Go(c.contained(func() { forEach(c.upstream, c.channels, rejectProhibited) }))
+	rest.Go(c.contained(func() { sshflow.ForEach(c.upstream, c.requests, func(r *gossh.Request) { _ = r.Reply(false, nil) }) }))
+	rest.Go(c.contained(func() { sshflow.ForEach(c.upstream, c.channels, rejectProhibited) }))
 	rest.Go(c.contained(func() { c.accept(channels) }))
 	rest.Go(c.contained(func() {
 		_ = shown.Wait()
@@ -370,7 +378,7 @@ const drainTimeout = 10 * time.Second
 // accept serves the channels that the box opens.
 func (c *conn) accept(channels <-chan gossh.NewChannel) {
 	slots := make(chan struct{}, maxSessions)
-	forEach(c.box, channels, func(channel gossh.NewChannel) {
+	sshflow.ForEach(c.box, channels, func(channel gossh.NewChannel) {
 		if kind := channel.ChannelType(); kind != "session" {
 			c.rejectChannel(channel, kind)
 			return
@@ -420,7 +428,7 @@ func rejectProhibited(channel gossh.NewChannel) {
 
 // refuseRequests refuses the box's global requests. A failure reply answers a keepalive as well as a success does.
 func (c *conn) refuseRequests(requests <-chan *gossh.Request) {
-	forEach(c.box, requests, func(r *gossh.Request) {
+	sshflow.ForEach(c.box, requests, func(r *gossh.Request) {
 		if r.Type == "tcpip-forward" || r.Type == "streamlocal-forward@openssh.com" {
 			c.recordRefusal(r.Type)
 		}
@@ -441,7 +449,7 @@ func (c *conn) closeIdle() *time.Timer {
 	started := make(chan struct{})
 	timer = time.AfterFunc(c.Idle, func() {
 		<-started
-		left := c.Idle - min(c.box.idle(), c.upstream.idle())
+		left := c.Idle - min(c.box.Idle(), c.upstream.Idle())
 		if left <= 0 {
 			c.close()
 			return
@@ -482,12 +490,12 @@ func (s *pacedSigner) SignWithAlgorithm(random io.Reader, data []byte, _ string)
 
 // pump copies data from one channel to another and counts it, until from ends. After a failed write, or if to is nil (then
 // count is nil as well), it discards what it reads: unread data would stay in memory.
-func pump(to io.Writer, from io.Reader, of *stream, count *atomic.Int64) {
+func pump(to io.Writer, from io.Reader, of *sshflow.Stream, count *atomic.Int64) {
 	buf := make([]byte, pumpBuffer)
 	for {
-		of.markCaughtUp()
+		of.CaughtUp()
 		n, err := from.Read(buf)
-		of.markConsumed(n, n < len(buf))
+		of.Consumed(n, n < len(buf))
 		if n > 0 && to != nil {
 			passed, failed := to.Write(buf[:n])
 			count.Add(int64(passed))

@@ -12,6 +12,7 @@ import (
 	gossh "golang.org/x/crypto/ssh"
 
 	"boxgate/internal/memory"
+	"boxgate/internal/sshflow"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/recovery"
@@ -42,7 +43,7 @@ type session struct {
 	env       [][]byte // payloads of "env" requests, sent before the command
 	requested bool     // a command was requested, allowed or not
 	onEnd     func(Outcome)
-	stdin     *stream
+	stdin     *sshflow.Stream
 	inputDone chan struct{} // closed when all input from the box is forwarded or dropped; nil before the command starts
 
 	in, out atomic.Int64 // bytes to and from the box
@@ -59,15 +60,15 @@ func (c *conn) serveSession(channel gossh.NewChannel) {
 	if err != nil {
 		return
 	}
-	s := &session{c: c, box: box, stdin: c.box.addStream(), onEnd: func(Outcome) {}}
-	defer s.stdin.remove()
+	s := &session{c: c, box: box, stdin: c.box.AddStream(), onEnd: func(Outcome) {}}
+	defer s.stdin.Remove()
 	defer func() { s.onEnd(Outcome{In: s.in.Load(), Out: s.out.Load()}) }()
 	s.pumps.Go(c.contained(func() { // drained only: no command reads extended data from the client
-		extended := c.box.addStream()
-		defer extended.remove()
+		extended := c.box.AddStream()
+		defer extended.Remove()
 		pump(nil, box.Stderr(), extended, nil)
 	}))
-	forEach(c.box, requests, func(request *gossh.Request) {
+	sshflow.ForEach(c.box, requests, func(request *gossh.Request) {
 		ok, then := s.handleRequest(request)
 		_ = request.Reply(ok, nil)
 		if then != nil {
@@ -230,7 +231,7 @@ func (c *conn) openSession() (server gossh.Channel, requests <-chan *gossh.Reque
 // forwardStatus forwards the exit status and flow control of the command until the server closes the session. It refuses other
 // requests.
 func (s *session) forwardStatus(requests <-chan *gossh.Request) {
-	forEach(s.c.upstream, requests, func(r *gossh.Request) {
+	sshflow.ForEach(s.c.upstream, requests, func(r *gossh.Request) {
 		known := r.Type == "exit-status" || r.Type == "exit-signal" || r.Type == "xon-xoff" || r.Type == endOfWrite
 		if known && len(r.Payload) <= maxRequest {
 			_, _ = s.box.SendRequest(r.Type, false, r.Payload)
@@ -242,9 +243,9 @@ func (s *session) forwardStatus(requests <-chan *gossh.Request) {
 // forwardOutput forwards the output of the command.
 func (s *session) forwardOutput() {
 	var both sync.WaitGroup
-	output, errors := s.c.upstream.addStream(), s.c.upstream.addStream()
-	defer output.remove()
-	defer errors.remove()
+	output, errors := s.c.upstream.AddStream(), s.c.upstream.AddStream()
+	defer output.Remove()
+	defer errors.Remove()
 	both.Go(s.c.contained(func() { pump(s.box, s.server, output, &s.in) }))
 	both.Go(s.c.contained(func() { pump(s.box.Stderr(), s.server.Stderr(), errors, &s.in) }))
 	both.Wait()

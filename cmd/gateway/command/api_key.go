@@ -20,7 +20,7 @@ import (
 // newAPIKeyCommand is `gateway api-key`.
 func newAPIKeyCommand(o *cli.Options) *cobra.Command {
 	cmd := cli.Group("api-key", "Manage the keys of the admin API")
-	cmd.AddCommand(newAPIKeyCreateCommand(o), newAPIKeyListCommand(o), newAPIKeySetCommand(o), newAPIKeyRemoveCommand(o), newAPIKeyRotateCommand(o))
+	cmd.AddCommand(newAPIKeyCreateCommand(o), newAPIKeyListCommand(o), newAPIKeySetCommand(o), newAPIKeyRemoveCommand(o), newAPIKeyRotateCommand(o), newSSHKeyCommand(o))
 	return cmd
 }
 

@@ -50,6 +50,8 @@ type gatewayAnswer struct {
 		LastSuccess time.Time `json:"last_success"`
 		Error       string
 	} `json:"metrics_export"`
+
+	SSHHostKey string `json:"ssh_host_key"`
 }
 
 // deniedBox is the number of denials of one box.
@@ -211,6 +213,9 @@ func (r *statusReport) rows(now time.Time) [][]string {
 		rows = append(rows, []string{"configuration", r.Configuration})
 	}
 	rows = append(rows, g.resourceRows()...)
+	if g.SSHHostKey != "" {
+		rows = append(rows, []string{"SSH host key", audit.Escape(g.SSHHostKey, 80)})
+	}
 	if g.MetricsExport != nil {
 		rows = append(rows, []string{"metrics export", g.metricsExport(now)})
 	}

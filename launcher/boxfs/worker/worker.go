@@ -29,13 +29,7 @@ func init() {
 }
 
 func run() int {
-	uid, uerr := strconv.Atoi(os.Args[1])
-	gid, gerr := strconv.Atoi(os.Args[2])
-	if err := errors.Join(uerr, gerr); err != nil || uid <= 0 || gid <= 0 {
-		fmt.Fprintln(os.Stderr, "no user to become:", err)
-		return 2
-	}
-	if err := enterBox(uid, gid); err != nil {
+	if err := Confine(); err != nil {
 		fmt.Fprintln(os.Stderr, "cannot enter the box:", err)
 		return 1
 	}
@@ -44,6 +38,20 @@ func run() int {
 		return 1
 	}
 	return 0
+}
+
+// Confine confines this process to the box that its arguments and descriptor 3 name, as described for [Name]. After an error it must
+// end. Call it first.
+func Confine() error {
+	if len(os.Args) != 3 {
+		return errors.New("no user to become")
+	}
+	uid, uerr := strconv.Atoi(os.Args[1])
+	gid, gerr := strconv.Atoi(os.Args[2])
+	if err := errors.Join(uerr, gerr); err != nil || uid <= 0 || gid <= 0 {
+		return fmt.Errorf("no user to become: %w", err)
+	}
+	return enterBox(uid, gid)
 }
 
 // enterBox gives up everything of the host except the streams: root directory, user, groups and capabilities. The order

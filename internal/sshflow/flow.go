@@ -1,4 +1,5 @@
-package ssh
+// Package sshflow bounds the data that an SSH connection has read and that its channels have not consumed.
+package sshflow
 
 import (
 	"math"
@@ -6,22 +7,30 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"boxgate/internal/memory"
 )
 
-// maxInflow is the most bytes read from a connection and not yet consumed: four full channel windows.
-const maxInflow = 8 << 20
+// Most is the most bytes read from a connection and not yet consumed: four full channel windows.
+const Most = 8 << 20
 
-// inflowCost is the memory used by each unconsumed byte on the wire. It covers the worst case: a packet with one byte of
+// Cost is the memory used by each unconsumed byte on the wire. It covers the worst case: a packet with one byte of
 // data takes more bytes on the wire than the few words that the library keeps of it.
-const inflowCost = 2
+const Cost = 2
 
-// freeInflow is the number of unconsumed bytes that connCost already pays for.
-const freeInflow = 64 << 10
+// Free is the number of unconsumed bytes that the owner of the connection pays for otherwise.
+const Free = 64 << 10
 
-// claimStep is the granularity of memory claims, in bytes.
-const claimStep = 256 << 10
+// Claim is an account that the backlog is charged to; implemented by [boxgate/internal/memory.Claim].
+type Claim interface {
+	// Grow takes n more bytes. It returns false if they are not available.
+	Grow(n int) bool
+	// Shrink returns n bytes.
+	Shrink(n int)
+	// Close returns everything.
+	Close()
+}
+
+// Step is the granularity of memory claims, in bytes.
+const Step = 256 << 10
 
 // Overhead that is deducted as a fraction of the bytes: packet headers (of consumed data) and window updates (of sent
 // data).
@@ -30,44 +39,56 @@ const (
 	updatePart = 1024
 )
 
-// inflow is the connection of one side. A channel's window limits the bytes that a peer may send ahead, but not the number
+// Flow is the connection of one side. A channel's window limits the bytes that a peer may send ahead, but not the number
 // of packets: each may carry a single byte. So the connection is not read further while too much of it is unconsumed.
 //
 // The library does not report the backlog of each channel. It is estimated as the bytes read since the slowest reader last
 // found its channel empty, minus the bytes consumed since then. Protocol overhead must not accumulate in the estimate:
 // packet headers are counted with the data that they carry, window updates with the bytes that were sent.
-type inflow struct {
+type Flow struct {
 	net.Conn
 	lastRead atomic.Int64 // time of the last read, in Unix nanoseconds
 	sent     atomic.Int64
 
 	mu       sync.Mutex
 	changed  *sync.Cond
-	streams  map[*stream]struct{}
+	streams  map[*Stream]struct{}
 	read     int64 // bytes
 	consumed int64 // bytes of data that streams consumed
-	claim    memory.Claim
+	claim    Claim
 	claimed  int64 // bytes of claim in use
 	closed   bool
 }
 
-// stream is one reader of the data that arrives on a connection.
-type stream struct {
-	flow   *inflow
+// Stream is one reader of the data that arrives on a connection.
+type Stream struct {
+	flow   *Flow
 	behind bool  // unconsumed data may have arrived since mark
 	mark   int64 // positionLocked when the stream last found its channel empty
 }
 
-func newInflow(c net.Conn, account *memory.Account) *inflow {
-	f := &inflow{Conn: c, streams: map[*stream]struct{}{}}
+// New returns the flow of a connection. Memory beyond [Free] bytes is charged to claim, which Close closes.
+func New(c net.Conn, claim Claim) *Flow {
+	f := &Flow{Conn: c, claim: claim, streams: map[*Stream]struct{}{}}
 	f.changed = sync.NewCond(&f.mu)
-	f.claim.Open(account, memory.Buffers)
 	f.lastRead.Store(time.Now().UnixNano())
 	return f
 }
 
+// SetClaim replaces the account that the backlog is charged to, and closes the one before.
+func (f *Flow) SetClaim(claim Claim) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.claim.Close()
+	f.claim, f.claimed = claim, 0
+	if f.closed {
+		claim.Close()
+	}
+	f.changed.Broadcast()
+}
+
 // Read reads from the connection once the backlog is below the limits.
-func (f *inflow) Read(b []byte) (int, error) {
+func (f *Flow) Read(b []byte) (int, error) {
 	if !f.awaitCapacity() {
 		return 0, net.ErrClosed
 	}
@@ -80,7 +101,7 @@ func (f *inflow) Read(b []byte) (int, error) {
 }
 
 // awaitCapacity waits until the backlog allows a read. It returns false if the connection is closed.
-func (f *inflow) awaitCapacity() bool {
+func (f *Flow) awaitCapacity() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for !f.closed && !f.hasCapacityLocked() {
@@ -90,11 +111,11 @@ func (f *inflow) awaitCapacity() bool {
 }
 
 // hasCapacityLocked reports whether more may be read, and adjusts the memory claim to the backlog.
-func (f *inflow) hasCapacityLocked() bool {
+func (f *Flow) hasCapacityLocked() bool {
 	waits := f.backlogLocked()
-	want := (max(0, waits-freeInflow)*inflowCost + claimStep - 1) / claimStep * claimStep
+	want := (max(0, waits-Free)*Cost + Step - 1) / Step * Step
 	switch {
-	case waits >= maxInflow:
+	case waits >= Most:
 		return false
 	case want > f.claimed:
 		if !f.claim.Grow(int(want - f.claimed)) {
@@ -108,7 +129,7 @@ func (f *inflow) hasCapacityLocked() bool {
 }
 
 // backlogLocked returns the backlog: an upper estimate of the bytes that were read and not consumed.
-func (f *inflow) backlogLocked() int64 {
+func (f *Flow) backlogLocked() int64 {
 	least := int64(math.MaxInt64)
 	for s := range f.streams {
 		if s.behind {
@@ -122,12 +143,12 @@ func (f *inflow) backlogLocked() int64 {
 }
 
 // positionLocked returns the bytes read minus all data and overhead accounted for.
-func (f *inflow) positionLocked() int64 {
+func (f *Flow) positionLocked() int64 {
 	return f.read - f.consumed - f.consumed/headerPart - f.sent.Load()/updatePart
 }
 
 // Write writes to the connection.
-func (f *inflow) Write(b []byte) (int, error) {
+func (f *Flow) Write(b []byte) (int, error) {
 	if f.isClosed() {
 		return 0, net.ErrClosed
 	}
@@ -137,7 +158,7 @@ func (f *inflow) Write(b []byte) (int, error) {
 }
 
 // Close makes reads and writes fail. It does not close the underlying connection: its owner may still send a last message.
-func (f *inflow) Close() error {
+func (f *Flow) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
@@ -149,14 +170,14 @@ func (f *inflow) Close() error {
 	return f.SetDeadline(time.Unix(1, 0))
 }
 
-func (f *inflow) isClosed() bool {
+func (f *Flow) isClosed() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.closed
 }
 
-// setDeadline sets the deadline of reads and writes. It is a no-op after Close.
-func (f *inflow) setDeadline(t time.Time) {
+// Limit sets the deadline of reads and writes. It is a no-op after Close.
+func (f *Flow) Limit(t time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.closed {
@@ -164,21 +185,21 @@ func (f *inflow) setDeadline(t time.Time) {
 	}
 }
 
-// addStream adds a stream. It counts as behind until the first call of [stream.markCaughtUp].
-func (f *inflow) addStream() *stream {
+// AddStream adds a stream. It counts as behind until the first call of [Stream.CaughtUp].
+func (f *Flow) AddStream() *Stream {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := &stream{flow: f, behind: true, mark: f.positionLocked()}
+	s := &Stream{flow: f, behind: true, mark: f.positionLocked()}
 	f.streams[s] = struct{}{}
 	return s
 }
 
-// markCaughtUp records that the stream has consumed everything and is about to block.
-func (s *stream) markCaughtUp() { s.update(func() { s.behind = false }) }
+// CaughtUp records that the stream has consumed everything and is about to block.
+func (s *Stream) CaughtUp() { s.update(func() { s.behind = false }) }
 
-// markConsumed records that the stream consumed n bytes. all reports whether its channel is empty now. The stream counts as behind
+// Consumed records that the stream consumed n bytes. all reports whether its channel is empty now. The stream counts as behind
 // until it waits again.
-func (s *stream) markConsumed(n int, all bool) {
+func (s *Stream) Consumed(n int, all bool) {
 	s.update(func() {
 		s.flow.consumed += int64(n)
 		s.behind = true
@@ -188,30 +209,30 @@ func (s *stream) markConsumed(n int, all bool) {
 	})
 }
 
-// remove removes the stream.
-func (s *stream) remove() { s.update(func() { delete(s.flow.streams, s) }) }
+// remove removes the Stream.
+func (s *Stream) Remove() { s.update(func() { delete(s.flow.streams, s) }) }
 
-func (s *stream) update(change func()) {
+func (s *Stream) update(change func()) {
 	s.flow.mu.Lock()
 	defer s.flow.mu.Unlock()
 	change()
 	s.flow.changed.Broadcast()
 }
 
-// forEach calls take for each value of a channel of the connection, one at a time, until the channel is closed.
-func forEach[T any](f *inflow, from <-chan T, take func(T)) {
-	s := f.addStream()
-	defer s.remove()
+// ForEach calls take for each value of a channel of the connection, one at a time, until the channel is closed.
+func ForEach[T any](f *Flow, from <-chan T, take func(T)) {
+	s := f.AddStream()
+	defer s.Remove()
 	for {
-		s.markCaughtUp()
+		s.CaughtUp()
 		v, ok := <-from
 		if !ok {
 			return
 		}
-		s.markConsumed(0, len(from) == 0)
+		s.Consumed(0, len(from) == 0)
 		take(v)
 	}
 }
 
 // idle returns the time since the last read.
-func (f *inflow) idle() time.Duration { return time.Since(time.Unix(0, f.lastRead.Load())) }
+func (f *Flow) Idle() time.Duration { return time.Since(time.Unix(0, f.lastRead.Load())) }

@@ -1,0 +1,117 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/api/access"
+	"boxgate/api/problem"
+	"boxgate/api/session"
+	"boxgate/audit/trail"
+	"boxgate/policy"
+	"boxgate/quota"
+)
+
+// Use is what a client of another protocol than HTTP does in a box.
+type Use struct {
+	Caller api.Caller
+	Box    policy.BoxID
+	Remote string // address of the client, after the name of the protocol
+	What   string // for the audit trail, such as "ssh command"
+}
+
+// sessionRoute is the endpoint with the permissions of every [Use]: who may open a session may do the same over another protocol.
+const sessionRoute = "openSession"
+
+// MayUse reports whether a caller may use a box as [API.Perform] does.
+func (a *API) MayUse(ctx context.Context, caller api.Caller, box policy.BoxID) bool {
+	_, err := a.permitUse(api.WithCaller(ctx, caller), box)
+	return err == nil
+}
+
+// permitUse returns a request with the box, unless the caller may not use it.
+func (a *API) permitUse(ctx context.Context, box policy.BoxID) (*http.Request, error) {
+	r := (&http.Request{Method: http.MethodGet}).WithContext(ctx)
+	r.SetPathValue("id", string(box))
+	return r, access.Permit(r, sessionRoute, a.Boxes, a.Snapshots)
+}
+
+// Perform does work in a box with the checks and records of a session of the API: the permissions and quotas of the caller, a running
+// command among them, and the audit trail, which has an entry before the work begins and one when it has ended. The context of work
+// has the caller. What work returns for the trail must have no secrets; nil: nothing.
+func (a *API) Perform(ctx context.Context, u Use, work func(context.Context) (forTrail map[string]any, err error)) error {
+	ctx = api.WithCaller(ctx, u.Caller)
+	entry := trail.Entry{KeyID: u.Caller.Key, Key: u.Caller.Name, Role: string(u.Caller.Role), Remote: u.Remote, Method: "other", Route: u.What}
+	ctx, leave, err := a.enterUse(ctx, u)
+	if err != nil {
+		a.recordRefusedUse(entry, u.Box, err)
+		return err
+	}
+	defer leave()
+	ctx = api.WithCall(ctx, api.Call{Remote: entry.Remote, Route: entry.Route})
+	if a.Trail == nil {
+		_, err := work(ctx)
+		return err
+	}
+	entry.Kind, entry.Box = trail.Call, u.Box
+	call, err := a.Trail.Append(entry)
+	if err != nil {
+		return api.Errorf(api.ErrUnavailable, "nothing was done, because the audit trail cannot be written: see the gateway's log")
+	}
+	what, err := work(ctx)
+	status := http.StatusOK
+	if err != nil {
+		status, _ = problem.StatusOf(err)
+	}
+	a.recordUsed(entry, call, status, what)
+	return err
+}
+
+// enterUse checks the permissions of a caller and charges its quotas until leave is called.
+func (a *API) enterUse(ctx context.Context, u Use) (_ context.Context, leave func(), err error) {
+	done, err := a.Quotas.Acquire(u.Caller.Holder(), quota.Requests, 1)
+	if err != nil {
+		return nil, nil, err
+	}
+	scope, end := a.Quotas.Open(u.Caller.Holder())
+	leave = func() { end(); done() }
+	if _, err = a.permitUse(ctx, u.Box); err == nil {
+		err = scope.Acquire(quota.Commands, 1)
+	}
+	if err != nil {
+		leave()
+		return nil, nil, err
+	}
+	return quota.WithScope(ctx, scope), leave, nil
+}
+
+// recordUsed records the end of a use. It cannot be undone, so an error is only logged.
+func (a *API) recordUsed(entry trail.Entry, call uint64, status int, what map[string]any) {
+	entry.Kind, entry.Call, entry.Status, entry.Time = trail.Answer, call, status, time.Time{}
+	if what != nil {
+		entry.Change = changeOf(what)
+	}
+	if _, err := a.Trail.Append(entry); err != nil {
+		a.Log.Warn("the end of a session is not in the audit trail", zap.Uint64("call", call), zap.Error(err))
+	}
+}
+
+// recordRefusedUse records a use that was refused. The number of entries per key is bounded, as in [API.recordRefusal].
+func (a *API) recordRefusedUse(entry trail.Entry, box policy.BoxID, err error) {
+	left, ok := a.refusals.count(entry.KeyID, time.Now())
+	if !ok || a.Trail == nil {
+		return
+	}
+	entry.Kind, entry.Suppressed, entry.Box = trail.Refused, left, box
+	entry.Status, _ = problem.StatusOf(err)
+	if _, err := a.Trail.Append(entry); err != nil {
+		a.Log.Warn("a refused session is not in the audit trail", zap.Error(err))
+	}
+}
+
+// Sessions returns the sessions of boxes, which count those of other protocols as well.
+func (a *API) Sessions() *session.Endpoints { return a.sessions }

@@ -1,0 +1,2 @@
+// Package ssh tests `ssh BOX@host` with the clients of OpenSSH and with hostile clients.
+package ssh

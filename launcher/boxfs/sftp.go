@@ -1,0 +1,47 @@
+package boxfs
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"boxgate/launcher/boxfs/sftpserver"
+)
+
+// OpenSFTP starts a session whose process serves SFTP, see package sftpserver. Of its methods, only [Session.Serve], Pid, Ended and Close
+// may be called.
+func OpenSFTP(ctx context.Context, cfg Config) (*Session, error) {
+	return openAs(ctx, cfg, sftpserver.Name)
+}
+
+// Serve moves the bytes of a client of SFTP until the client, the process or the session's context has ended. The error is nil if the
+// client has ended it.
+func (s *Session) Serve(client io.ReadWriter) error {
+	answered := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(onlyWriter{client}, s.out)
+		answered <- err
+	}()
+	sent := make(chan error, 1)
+	go func() { // reads on until the client has ended, even if the process is gone
+		_, err := io.Copy(s.in, onlyReader{client})
+		sent <- err
+		s.in.Close() // the process answers what it has got, and ends
+	}()
+	err := <-answered
+	if s.ctx.Err() != nil {
+		return context.Cause(s.ctx)
+	}
+	select {
+	case <-sent: // the client has ended first
+		return err
+	default:
+		return s.broken(errors.Join(err, io.ErrUnexpectedEOF))
+	}
+}
+
+// onlyReader and onlyWriter hide the methods with which io.Copy would bypass the other side's.
+type (
+	onlyReader struct{ io.Reader }
+	onlyWriter struct{ io.Writer }
+)

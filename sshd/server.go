@@ -1,0 +1,299 @@
+package sshd
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	gossh "golang.org/x/crypto/ssh"
+
+	"boxgate/internal/required"
+	"boxgate/internal/sshflow"
+	"boxgate/policy"
+	"boxgate/proxy/recovery"
+)
+
+// Gate decides about logins. Safe for concurrent use.
+type Gate interface {
+	// Password returns the login that an API key gives to a box, by the box's ID or name. It returns false if the key is not valid,
+	// there is no such box, or the key may not use it.
+	Password(box, key string) (Login, bool)
+	// PublicKey is Password for a public key, whose private key the client has proved to have.
+	PublicKey(box string, key gossh.PublicKey) (Login, bool)
+}
+
+// Login is the right of a client to use one box. Safe for concurrent use. Errors of its methods are shown to the client, unless
+// the context has ended.
+type Login interface {
+	// Box returns the ID of the box.
+	Box() policy.BoxID
+	// Key returns the ID of the API key, for the log.
+	Key() string
+	// Valid reports whether the login is still valid. A connection whose login is not is cut.
+	Valid() bool
+	// Count counts a connection as one of the key's until the connection is closed, and returns the account for its memory, which
+	// the caller closes. The error is that of a limit.
+	Count(conn net.Conn) (sshflow.Claim, error)
+	// Run runs a command in the box until it ends; started is called once it can get signals. If ctx ends, the command is killed.
+	Run(ctx context.Context, c Command, streams Streams, started func(Process)) (exitCode int, err error)
+	// Transfer serves SFTP over a stream until it ends.
+	Transfer(ctx context.Context, stream io.ReadWriter) error
+	// Forward returns the use of a port of the box's loopback interface. The caller closes it.
+	Forward(ctx context.Context, port uint16) (Port, error)
+}
+
+// Port is a port of a box that a connection uses.
+type Port interface {
+	// Dial connects to the port. host is "127.0.0.1", "::1", or "localhost" for either. Closing the connection is up to the caller.
+	Dial(ctx context.Context, host string) (net.Conn, error)
+	// Close ends the use. Open connections stay open.
+	Close()
+}
+
+// Command is a command to run in a box.
+type Command struct {
+	Line     string            // for a shell; "": a login shell
+	Env      map[string]string // set by the client
+	Terminal *Terminal         // nil: no terminal
+}
+
+// Terminal is the size of a terminal in characters.
+type Terminal struct{ Rows, Cols uint16 }
+
+// Streams are the streams of a command. With a terminal, Err is not used.
+type Streams struct {
+	In       io.Reader
+	Out, Err io.Writer
+}
+
+// Process is a running command.
+type Process interface {
+	// Signal sends a signal, named without the prefix SIG. Signals that cannot be sent are errors.
+	Signal(name string) error
+	// Resize sets the size of the terminal.
+	Resize(Terminal) error
+}
+
+// Config configures a [Server]. All fields are required.
+type Config struct {
+	HostKey gossh.Signer // ed25519
+	Log     *zap.Logger
+}
+
+// Listener accepts connections and bounds those of strangers; implemented by [boxgate/host/authlimit.Listener].
+type Listener interface {
+	net.Listener
+}
+
+// Server serves SSH. Create it with [New]; a nil Server has no connections. Safe for concurrent use.
+type Server struct {
+	cfg     Config
+	failing chan struct{} // has an element for each answer to a wrong password that is being delayed
+
+	mu        sync.Mutex
+	retired   bool
+	listeners map[Listener]bool
+	open      map[*client]bool // logged in
+	accepting sync.WaitGroup   // Add under mu and only while not retired
+	handlers  sync.WaitGroup   // Add by an accept loop
+
+	logins   *prometheus.CounterVec // by result
+	channels *prometheus.GaugeVec   // by kind
+}
+
+// New returns a Server.
+func New(cfg Config) (*Server, error) {
+	if err := required.Fields(cfg); err != nil {
+		return nil, err
+	}
+	return &Server{
+		cfg: cfg, failing: make(chan struct{}, mostFailing), listeners: map[Listener]bool{}, open: map[*client]bool{},
+		logins: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "boxgate_ssh_logins_total", Help: "Ends of attempts to log in over SSH, by result.",
+		}, []string{"result"}),
+		channels: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "boxgate_ssh_channels", Help: "Open channels of SSH connections, by kind.",
+		}, []string{"kind"}),
+	}, nil
+}
+
+// Register registers the metrics.
+func (s *Server) Register(r *prometheus.Registry) error {
+	return errors.Join(r.Register(s.logins), r.Register(s.channels))
+}
+
+// Fingerprint returns the SHA-256 fingerprint of the host key, as OpenSSH shows it; "" for a nil Server.
+func (s *Server) Fingerprint() string {
+	if s == nil {
+		return ""
+	}
+	return gossh.FingerprintSHA256(s.cfg.HostKey.PublicKey())
+}
+
+// Serve serves the connections of ln until [Server.Retire], and closes it. An error is one of accepting.
+func (s *Server) Serve(ln Listener, gate Gate) error {
+	s.mu.Lock()
+	if s.retired {
+		s.mu.Unlock()
+		return ln.Close()
+	}
+	s.listeners[ln] = true
+	s.accepting.Add(1)
+	s.mu.Unlock()
+	defer s.accepting.Done()
+	defer ln.Close()
+	stop := s.sweepRegularly()
+	defer stop()
+	const firstPause, lastPause = 5 * time.Millisecond, time.Second
+	for pause := firstPause; ; {
+		conn, err := ln.Accept()
+		switch {
+		case err == nil:
+			pause = firstPause
+			s.handlers.Go(func() { s.handle(conn, gate) })
+		case errors.Is(err, net.ErrClosed) || s.isRetired():
+			return nil
+		default: // out of descriptors or memory
+			time.Sleep(pause)
+			pause = min(2*pause, lastPause)
+		}
+	}
+}
+
+func (s *Server) isRetired() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.retired
+}
+
+// Retire stops accepting connections and channels. Open channels continue.
+func (s *Server) Retire() {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	s.retired = true
+	for ln := range s.listeners {
+		_ = ln.Close()
+	}
+	s.mu.Unlock()
+	s.accepting.Wait()
+}
+
+// Shutdown retires the server, closes connections without channels, and returns when the others have ended. When ctx ends, it cuts
+// them.
+func (s *Server) Shutdown(ctx context.Context) error {
+	if s == nil {
+		return nil
+	}
+	s.Retire()
+	for _, c := range s.clients(func(*client) bool { return true }) {
+		c.leave()
+	}
+	ended := make(chan struct{})
+	go func() { s.handlers.Wait(); close(ended) }()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		for _, c := range s.clients(func(*client) bool { return true }) {
+			c.cut()
+		}
+		return ctx.Err()
+	}
+}
+
+// Recheck cuts the connections whose login is not valid any more, such as after an API key was revoked.
+func (s *Server) Recheck() {
+	if s == nil {
+		return
+	}
+	for _, c := range s.clients(func(c *client) bool { return !c.login.Valid() }) {
+		c.cut()
+	}
+}
+
+// CloseBox cuts all connections to a box.
+func (s *Server) CloseBox(id policy.BoxID) {
+	if s == nil {
+		return
+	}
+	for _, c := range s.clients(func(c *client) bool { return c.login.Box() == id }) {
+		c.cut()
+	}
+}
+
+// Open returns the number of connections that are logged in.
+func (s *Server) Open() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.open)
+}
+
+// clients returns the connections that are logged in and wanted.
+func (s *Server) clients(wanted func(*client) bool) (list []*client) {
+	s.mu.Lock()
+	all := make([]*client, 0, len(s.open))
+	for c := range s.open {
+		all = append(all, c)
+	}
+	s.mu.Unlock()
+	for _, c := range all { // without the lock: wanted may look a key up
+		if wanted(c) {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// sweepInterval is the interval at which all logins are checked, since API keys expire.
+const sweepInterval = time.Second
+
+// sweepRegularly rechecks the logins until stop is called.
+func (s *Server) sweepRegularly() (stop func()) {
+	tick, done := time.NewTicker(sweepInterval), make(chan struct{})
+	go func() {
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				s.Recheck()
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() { close(done) }
+}
+
+// handle serves one connection. A panic ends it alone.
+func (s *Server) handle(conn net.Conn, gate Gate) {
+	defer conn.Close()
+	defer recovery.Panic(s.cfg.Log, "", func() {})
+	c := &client{server: s, conn: conn, gate: gate, flow: sshflow.New(conn, new(strangerClaim))}
+	c.ctx, c.end = context.WithCancel(context.Background())
+	defer c.cut()
+	c.serve()
+}
+
+// enter registers a connection that is logged in. It returns false if the server is retired.
+func (s *Server) enter(c *client) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.retired {
+		return false
+	}
+	s.open[c] = true
+	return true
+}
+
+func (s *Server) forget(c *client) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open, c)
+}
