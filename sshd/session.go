@@ -160,10 +160,10 @@ func (s *session) explain(err error) {
 	}
 }
 
-// printable replaces control characters, because a message may quote text of the box.
+// printable replaces characters that are not printable, because a message may quote text of the box.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
+		if !unicode.IsPrint(r) {
 			return unicode.ReplacementChar
 		}
 		return r
