@@ -318,7 +318,11 @@ func TestRecheckCuts(t *testing.T) {
 	}
 	r.valid.Store(false)
 	r.server.Recheck()
-	<-ended
+	select {
+	case <-ended:
+	case <-time.After(time.Minute):
+		t.Fatal("the command of a login that has ended goes on")
+	}
 	_ = c.Wait()
 	until(t, "the connection is forgotten", func() bool { return r.server.Open() == 0 })
 	if c, err := r.login(gossh.Password(password)); err == nil {

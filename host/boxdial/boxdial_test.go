@@ -287,3 +287,34 @@ func TestMain(m *testing.M) {
 	runtime.LockOSThread() // /proc/self shows the main thread
 	os.Exit(m.Run())
 }
+
+// TestDialLoopbackReachesNothingElse connects to the loopback addresses of a box, and to no other.
+func TestDialLoopbackReachesNothingElse(t *testing.T) {
+	t.Parallel()
+	ns, other := newNamespace(t), newNamespace(t)
+	var b Boxes
+	if err := errors.Join(b.Add("box1", netip.MustParseAddr("::1"), ns), b.Add("box2", netip.MustParseAddr("::1"), other)); err != nil {
+		t.Fatal(err)
+	}
+	port := reserve(t) // the gateway itself listens on it
+	listen(t, other, "127.0.0.1", port, "other")
+	for _, host := range []string{"localhost", "127.0.0.1", "::1", "127.0.0.2", "0.0.0.0", "10.0.0.1", "", "example.com"} {
+		if c, err := b.DialLoopback(t.Context(), "box1", host, port); err == nil {
+			c.Close()
+			t.Errorf("%q: connected to %v", host, c.RemoteAddr())
+		}
+	}
+	if _, err := b.DialLoopback(t.Context(), "box3", "localhost", port); !errors.Is(err, errUnknown) {
+		t.Errorf("a box that is not known: %v", err)
+	}
+	listen(t, ns, "::1", port, "six")
+	c, err := b.DialLoopback(t.Context(), "box1", "localhost", port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	word := make([]byte, 8)
+	if n, err := c.Read(word); string(word[:n]) != "six" || err != nil {
+		t.Errorf("%q, %v", word[:n], err)
+	}
+}
