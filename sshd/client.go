@@ -31,6 +31,7 @@ type client struct {
 	end    context.CancelFunc
 	login  Login  // set by the handshake
 	how    string // likewise
+	tried  bool   // likewise: a password or a key was refused
 
 	slots    chan struct{} // has an element for each open channel
 	channels sync.WaitGroup

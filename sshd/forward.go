@@ -78,7 +78,7 @@ func (c *client) forward(channel gossh.NewChannel) {
 		server, err = port.Dial(c.ctx, host)
 	}
 	if err != nil {
-		_ = channel.Reject(gossh.ConnectionFailed, "boxgate: "+err.Error())
+		_ = channel.Reject(gossh.ConnectionFailed, "boxgate: "+printable(err.Error()))
 		return
 	}
 	defer server.Close()

@@ -87,6 +87,7 @@ func (c *client) config() *gossh.ServerConfig {
 		VerifiedPublicKeyCallback: func(m gossh.ConnMetadata, key gossh.PublicKey, _ *gossh.Permissions, _ string) (*gossh.Permissions, error) {
 			login, ok := c.gate.PublicKey(m.User(), key)
 			if !ok {
+				c.tried = true
 				return nil, errRefused
 			}
 			return c.loggedIn(login, byPublicKey)
@@ -105,6 +106,7 @@ func (c *client) loggedIn(login Login, how string) (*gossh.Permissions, error) {
 // failed delays the answer to a wrong password, while the client still counts as a stranger. Beyond mostFailing clients, the connection
 // is closed without an answer instead.
 func (c *client) failed() error {
+	c.tried = true
 	select {
 	case c.server.failing <- struct{}{}:
 		defer func() { <-c.server.failing }()
@@ -130,6 +132,9 @@ func (c *client) handshake() (conn *gossh.ServerConn, channels <-chan gossh.NewC
 		}
 		if !ok {
 			c.server.logins.WithLabelValues(refused).Inc()
+			if c.tried {
+				c.gate.Refused(addressOf(c.conn))
+			}
 		}
 	}()
 	conn, channels, requests, err := gossh.NewServerConn(c.flow, c.config())

@@ -25,6 +25,8 @@ type Gate interface {
 	Password(box, key string) (Login, bool)
 	// PublicKey is Password for a public key, whose private key the client has proved to have.
 	PublicKey(box string, key gossh.PublicKey) (Login, bool)
+	// Refused records that a client, by its address, has tried to log in and has failed.
+	Refused(remote string)
 }
 
 // Login is the right of a client to use one box. Safe for concurrent use. Errors of its methods are shown to the client, unless

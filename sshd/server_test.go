@@ -34,6 +34,8 @@ type rig struct {
 	limited bool // no more memory
 	valid   atomic.Bool
 	claimed atomic.Int64
+
+	refusals atomic.Int64
 }
 
 const password = "right"
@@ -91,6 +93,9 @@ func (r *rig) Password(box, key string) (Login, bool) { return r, box == "box1" 
 func (r *rig) PublicKey(box string, key gossh.PublicKey) (Login, bool) {
 	return r, box == "box1" && bytes.Equal(key.Marshal(), r.known.Marshal())
 }
+
+// Refused implements [Gate].
+func (r *rig) Refused(string) { r.refusals.Add(1) }
 
 // Box implements [Login].
 func (r *rig) Box() policy.BoxID { return "box1" }
@@ -219,7 +224,7 @@ func TestLogins(t *testing.T) {
 		}
 	}
 	until(t, "the metrics", func() bool {
-		return r.logins(byPassword) == 1 && r.logins(byPublicKey) == 2 && r.logins(overLimit) == 1
+		return r.logins(byPassword) == 1 && r.logins(byPublicKey) == 2 && r.logins(overLimit) == 1 && r.refusals.Load() == 2
 	})
 }
 

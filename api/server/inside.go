@@ -24,6 +24,11 @@ type Use struct {
 	What   string // for the audit trail, such as "ssh command"
 }
 
+// entry returns a trail entry with the source of a use.
+func (u Use) entry() trail.Entry {
+	return trail.Entry{KeyID: u.Caller.Key, Key: u.Caller.Name, Role: string(u.Caller.Role), Remote: u.Remote, Method: "other", Route: u.What}
+}
+
 // sessionRoute is the endpoint with the permissions of every [Use]: who may open a session may do the same over another protocol.
 const sessionRoute = "openSession"
 
@@ -45,10 +50,10 @@ func (a *API) permitUse(ctx context.Context, box policy.BoxID) (*http.Request, e
 // has the caller. What work returns for the trail must have no secrets; nil: nothing.
 func (a *API) Perform(ctx context.Context, u Use, work func(context.Context) (forTrail map[string]any, err error)) error {
 	ctx = api.WithCaller(ctx, u.Caller)
-	entry := trail.Entry{KeyID: u.Caller.Key, Key: u.Caller.Name, Role: string(u.Caller.Role), Remote: u.Remote, Method: "other", Route: u.What}
+	entry := u.entry()
 	ctx, leave, err := a.enterUse(ctx, u)
 	if err != nil {
-		a.recordRefusedUse(entry, u.Box, err)
+		a.RecordRefused(u, err)
 		return err
 	}
 	defer leave()
@@ -100,13 +105,14 @@ func (a *API) recordUsed(entry trail.Entry, call uint64, status int, what map[st
 	}
 }
 
-// recordRefusedUse records a use that was refused. The number of entries per key is bounded, as in [API.recordRefusal].
-func (a *API) recordRefusedUse(entry trail.Entry, box policy.BoxID, err error) {
+// RecordRefused records a use that was refused. The number of entries per key is bounded, and that of uses without a key.
+func (a *API) RecordRefused(u Use, err error) {
+	entry := u.entry()
 	left, ok := a.refusals.count(entry.KeyID, time.Now())
 	if !ok || a.Trail == nil {
 		return
 	}
-	entry.Kind, entry.Suppressed, entry.Box = trail.Refused, left, box
+	entry.Kind, entry.Suppressed, entry.Box = trail.Refused, left, u.Box
 	entry.Status, _ = problem.StatusOf(err)
 	if _, err := a.Trail.Append(entry); err != nil {
 		a.Log.Warn("a refused session is not in the audit trail", zap.Error(err))

@@ -43,7 +43,7 @@ type Entry struct {
 	KeyID  string       `json:"key_id,omitempty" doc:"ID of the API key, or of the person of an identity provider (sso_…); absent without a valid key. For temporary entries that have ended: the key that made them; kubernetes: a BoxgatePolicy"`
 	Key    string       `json:"key,omitempty" doc:"its name, or that of the person"`
 	Role   string       `json:"role,omitempty"`
-	Remote string       `json:"remote,omitempty" doc:"address of the caller, unix with the ID and name of the user, or dashboard with the address of the browser"`
+	Remote string       `json:"remote,omitempty" doc:"address of the caller, unix with the ID and name of the user, or dashboard with the address of the browser, or ssh with that of the client"`
 	Method string       `json:"method,omitempty"`
 	Route  string       `json:"route,omitempty" doc:"the endpoint, as in this description"`
 	Box    policy.BoxID `json:"box,omitempty"`

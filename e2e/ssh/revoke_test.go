@@ -115,6 +115,13 @@ func TestTrailOfSSH(t *testing.T) {
 	w := shared(t)
 	box := w.Create(map[string]any{})
 	name, key := w.apiKey("admin", nil)
+	if _, err := w.logIn(box, gossh.Password("wrong")); err == nil {
+		t.Fatal("logged in with a wrong key")
+	}
+	w.Until("the refused login is in the trail", func() bool {
+		out, _ := w.GatewayCommand("audit")
+		return strings.Contains(out, "- ssh, 127.0.0.1 ssh login 403")
+	})
 	c := w.mustLogIn(box, key)
 	s, err := c.NewSession()
 	if err != nil {

@@ -28,6 +28,7 @@ import (
 type API interface {
 	MayUse(ctx context.Context, caller api.Caller, box policy.BoxID) bool
 	Perform(ctx context.Context, u server.Use, work func(context.Context) (map[string]any, error)) error
+	RecordRefused(u server.Use, err error)
 	Sessions() *session.Endpoints
 }
 
@@ -90,6 +91,14 @@ func (g *Gate) PublicKey(box string, key gossh.PublicKey) (sshd.Login, bool) {
 	}
 	return g.open(box, hash, public)
 }
+
+// Refused implements [sshd.Gate].
+func (g *Gate) Refused(remote string) {
+	g.cfg.API.RecordRefused(server.Use{Remote: "ssh, " + remote, What: "ssh login"}, errLogin)
+}
+
+// errLogin refuses a login.
+var errLogin = api.Errorf(api.ErrForbidden, "the login is refused")
 
 // open returns the login of the API key with this SHA-256 to a box, by the box's ID or name.
 func (g *Gate) open(idOrName string, hash [sha256.Size]byte, public []byte) (sshd.Login, bool) {

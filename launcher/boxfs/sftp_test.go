@@ -50,6 +50,9 @@ func TestSFTPIsConfined(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, client, served := openSFTP(t, dir)
+	if _, err := client.Open(outside); err == nil {
+		t.Fatal("a file of the host was opened")
+	}
 	for path, want := range map[string]error{
 		"/root-only": fs.ErrPermission, "/link": fs.ErrNotExist, outside: fs.ErrNotExist, strings.Repeat("../", 40) + outside: fs.ErrNotExist, "/proc/self/status": fs.ErrNotExist,
 	} {
