@@ -34,6 +34,7 @@ type result struct {
 	Test, Error                 string
 	Table, Worked               []string
 	Options, Used, Fields, Seen []string
+	Minute                      bool // no result: the clock is to be set forward
 }
 
 // TestSDK drives a gateway with the unmodified npm package. Each test of testdata/subjects is a subtest. A method that
@@ -136,8 +137,11 @@ func (n node) drive(t *testing.T, w *harness.World, key, subject string, note fu
 		if err := dec.Decode(&r); err != nil {
 			return err
 		}
+		if r.Minute {
+			passMinute(w)
+			return nil
+		}
 		note(r)
-		passMinute(w, r)
 		if r.Test == "" {
 			ended = true
 			return nil

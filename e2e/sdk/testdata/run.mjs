@@ -140,10 +140,13 @@ async function collect(run) {
   return { chunks, text: chunks.map((c) => (c.type === "output" ? c.data : c.type === "text-delta" ? c.text : "")).join("") };
 }
 
+// passMinute has the gateway's clock set forward by a minute, for schedules.
+const passMinute = () => console.log(JSON.stringify({ minute: true }));
+
 const boxes = [];
 const keep = (box) => (boxes.push(box), box);
 const tools = {
-  ...sdk, assert, base, key, call, refused, stopped, until, collect,
+  ...sdk, assert, base, key, call, refused, stopped, until, passMinute, collect,
   create: async (config) => keep(await sdk.Box.create(config)),
   ephemeral: async (config) => keep(await sdk.EphemeralBox.create(config)),
   keep,

@@ -78,8 +78,9 @@ export default {
     const failed = await until("the webhook", async () => JSON.parse((await s.box.exec.command("curl -sS https://receiver.example.com/failed")).stdout)[0]);
     assert.deepEqual([failed.status, failed.error, failed.id, failed.error_message], ["failed", "the model answered 529", undefined, undefined]);
   },
-  "a schedule runs the agent": async ({ assert, until }, s) => {
+  "a schedule runs the agent": async ({ assert, until, passMinute }, s) => {
     const made = await s.box.schedule.agent({ cron: "* * * * *", prompt: "tick", folder: "project", model: "anthropic/claude-haiku-4-5", options: { maxTurns: 1 }, webhookUrl: "https://receiver.example.com/tick" });
+    passMinute();
     const done = await until("a run", async () => { const now = await s.box.schedule.get(made.id); return now.total_runs > 0 && now; });
     assert.deepEqual([done.last_run_status, done.last_error, done.total_failures], ["completed", undefined, 0]);
     await s.box.schedule.delete(made.id);

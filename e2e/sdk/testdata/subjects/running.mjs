@@ -31,7 +31,7 @@ const inline = [{ data: picture, mediaType: "image/png", filename: "ünïcode na
 export const needs = { "": ["schedules begin"] };
 
 export default {
-  "schedules begin": async ({ create, assert }, s) => {
+  "schedules begin": async ({ create, assert, passMinute }, s) => {
     for (const [harness, { model }] of Object.entries(harnesses)) s[harness] = await create({ agent: { harness, model, apiKey } });
     s.box = s["claude-code"];
     s.own = (name) => `https://receiver.example.com/own/${s.box.id}/${name}`;
@@ -51,6 +51,7 @@ export default {
       const { folder, model, agent_options, webhook_url, webhook_headers } = s.agents[harness];
       assert.deepEqual([folder, model, agent_options, webhook_url, webhook_headers], ["/workspace", other, sent ?? options, s.own(harness), { "X-Own": harness }]);
     }
+    passMinute();
   },
   "options reach the harness": async ({ assert, collect }, s) => {
     for (const [harness, { options, sent }] of Object.entries(harnesses)) {
