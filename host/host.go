@@ -195,6 +195,7 @@ type parts struct {
 	firewall        *firewall.Firewall
 	meter           *meter.Meter
 	models          *models.Service // accounts of models
+	traffic         *remoteTraffic  // of remote boxes
 }
 
 // newParts returns the parts that need only the options. It divides descriptors and memory among boxes.

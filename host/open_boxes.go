@@ -212,8 +212,9 @@ func (p *parts) openModels(context.Context) (err error) {
 
 // openMeter opens the usage meter, which continues from the stored counters.
 func (p *parts) openMeter(context.Context) (err error) {
+	p.traffic = &remoteTraffic{own: func(id policy.BoxID) (in, out uint64, ok bool) { return p.remote.Transferred(id) }, before: p.before}
 	p.meter, err = meter.Open(meter.Config{
-		Period: p.cfg.Limits.QuotaPeriod, Boxes: p.boxes.IDs, Kernel: usage.NewCounters(p.boxes, p.firewall, state.Sandboxes{Launcher: p.launcher}, p.remote.Transferred), Store: p.store.Usages, Log: p.log,
+		Period: p.cfg.Limits.QuotaPeriod, Boxes: p.boxes.IDs, Kernel: usage.NewCounters(p.boxes, p.firewall, state.Sandboxes{Launcher: p.launcher}, p.traffic.Transferred), Store: p.store.Usages, Log: p.log,
 	})
 	if err != nil {
 		return err

@@ -161,7 +161,7 @@ func (h *Host) prepare(ctx context.Context, start Start, ownProgram bool) (*succ
 		return nil, errors.Join(err, conn.Close())
 	}
 	n := &successor{conn, process}
-	hello := handover.Hello{Fixed: listen.Fixed(h.parts.cfg), Policies: policiesOf(h.parts.cfg)}
+	hello := handover.Hello{Fixed: listen.Fixed(h.parts.cfg), Policies: policiesOf(h.parts.cfg), Traffic: true}
 	if ownProgram {
 		hello.Config, hello.Own = h.options.Text, true
 	}
@@ -224,6 +224,7 @@ var errBusy = errors.New("a change of a box is taking long; try again when it ha
 // stopExclusive stops everything that only one process can do. It may be called again after a failure.
 func (h *Host) stopExclusive() error {
 	h.loops.stop()
+	h.parts.traffic.stopCounting(h.parts.boxes.IDs())
 	h.endLeasesWhileDraining()
 	h.approvals.Release()
 	h.usage.Close()
@@ -316,9 +317,14 @@ func (h *Host) followOrders(err error) {
 	for err == nil {
 		var m handover.Message
 		if m, err = h.succession.orders.Receive(); err == nil {
-			h.executeOrder(m)
-			h.parts.before.SendOrder(m) // a predecessor of this process may also still be draining, and has no other source of orders
-			err = h.succession.orders.Send(handover.Message{Kind: handover.Done})
+			done := handover.Message{Kind: handover.Done}
+			if m.Kind == handover.Traffic {
+				done.Traffic = h.parts.traffic.drained(h.parts.boxes.IDs())
+			} else {
+				h.executeOrder(m)
+				h.parts.before.SendOrder(m) // a predecessor of this process may also still be draining, and has no other source of orders
+			}
+			err = h.succession.orders.Send(done)
 		}
 	}
 }

@@ -71,8 +71,38 @@ func echoes(c net.Conn) bool {
 	return err == nil
 }
 
+// isCounted sends traffic through a tunnel of the process that drains, and waits until the process that serves has counted it.
+func (c *remoteClient) isCounted(tunnel net.Conn) {
+	c.T.Helper()
+	const size = 256 << 10
+	used := func() (in, out int) {
+		var view struct {
+			Usage struct {
+				In  int `json:"bytes_in"`
+				Out int `json:"bytes_out"`
+			}
+		}
+		if err := c.Client.Get(c.T.Context(), "/v2/box/"+c.box, &view); err != nil {
+			c.T.Fatal(err)
+		}
+		return view.Usage.In, view.Usage.Out
+	}
+	inBefore, outBefore := used()
+	go func() { _, _ = tunnel.Write(make([]byte, size)) }()
+	if _, err := io.ReadFull(tunnel, make([]byte, size)); err != nil {
+		c.T.Fatal(err)
+	}
+	c.Until("the traffic of the process that drains is counted", func() bool {
+		in, out := used()
+		if in-inBefore > 2*size || out-outBefore > 2*size {
+			c.T.Fatalf("counted twice: %d and %d bytes", in-inBefore, out-outBefore)
+		}
+		return in-inBefore >= size && out-outBefore >= size
+	})
+}
+
 // TestReloadRemovesTheRemoteListener: after a reload without remote.listen no client connects, open tunnels drain, and the revocation of
-// the token cuts them. The box keeps its place, and a reload that adds the listener serves it again.
+// the token cuts them. Their traffic is counted by the process that serves. The box keeps its place, and a reload that adds the listener serves it again.
 func TestReloadRemovesTheRemoteListener(t *testing.T) {
 	t.Parallel()
 	listener, ca := harness.Remote(t)
@@ -117,6 +147,7 @@ func TestReloadRemovesTheRemoteListener(t *testing.T) {
 	if !echoes(kept) {
 		t.Error("an open tunnel does not drain")
 	}
+	c.isCounted(kept)
 	if err := u.Client.Do(t.Context(), "DELETE", api.BoxPath(c.box, "token"), nil, nil); err != nil {
 		t.Fatal(err)
 	}

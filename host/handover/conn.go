@@ -31,14 +31,15 @@ const (
 	Serving  Kind = "serving"  // to the old process: the new one serves too
 	Stopped  Kind = "stopped"  // to the new process: the old one has stopped accepting connections and queries
 
-	CutAll Kind = "cut-all" // to the old process, like all following orders: cut every connection
-	Cut    Kind = "cut"     // cut every connection of Box
-	Policy Kind = "policy"  // apply the policy Spec to Box; its header rules are unchanged
-	URL    Kind = "url"     // URL was deleted or its credentials changed
-	URLs   Kind = "urls"    // the same for all URLs of Box
-	Secret Kind = "secret"  // the value Secret must not be used any longer
-	Keys   Kind = "keys"    // the API keys have changed
-	Done   Kind = "done"    // to the new process: the order was executed
+	CutAll  Kind = "cut-all" // to the old process, like all following orders: cut every connection
+	Cut     Kind = "cut"     // cut every connection of Box
+	Policy  Kind = "policy"  // apply the policy Spec to Box; its header rules are unchanged
+	URL     Kind = "url"     // URL was deleted or its credentials changed
+	URLs    Kind = "urls"    // the same for all URLs of Box
+	Secret  Kind = "secret"  // the value Secret must not be used any longer
+	Keys    Kind = "keys"    // the API keys have changed
+	Traffic Kind = "traffic" // tell the traffic of remote boxes; only if Hello has Traffic, since others cut everything
+	Done    Kind = "done"    // to the new process: the order was executed
 )
 
 // Message is one message.
@@ -52,6 +53,14 @@ type Message struct {
 	Secret  string          `json:"secret,omitempty"`
 	// Protected is set with Yours: the ranges protected from boxes in addition to the configured ones, empty if unknown.
 	Protected []netip.Prefix `json:"protected,omitempty"`
+	// Traffic is set with Done, after Traffic: the traffic of remote boxes since the new process owns the store.
+	Traffic map[policy.BoxID]Bytes `json:"traffic,omitempty"`
+}
+
+// Bytes is traffic to a box and from it.
+type Bytes struct {
+	In  uint64 `json:"in,omitempty"`
+	Out uint64 `json:"out,omitempty"`
 }
 
 // Hello is the first message of the old process.
@@ -69,6 +78,8 @@ type Hello struct {
 	Policies  string `json:"policies"`
 	DNSPort   uint16 `json:"dns_port"`
 	ProxyPort uint16 `json:"proxy_port"`
+	// Traffic: the old process understands the order Traffic.
+	Traffic bool `json:"traffic,omitempty"`
 }
 
 // Conn is one end of the socket pair. One goroutine may send while another receives.

@@ -142,6 +142,30 @@ func (p *Predecessor) SendOrder(m Message) {
 	}
 }
 
+// Traffic returns the traffic of remote boxes in the predecessor since this process owns the store. ok is false if it does not drain, or is
+// of a version that does not tell.
+func (p *Predecessor) Traffic() (seen map[policy.BoxID]Bytes, ok bool) {
+	if p == nil || !p.hello.Traffic {
+		return nil, false
+	}
+	p.mu.Lock()
+	if !p.relieved || p.terminated {
+		p.mu.Unlock()
+		return nil, false
+	}
+	_ = p.conn.SetDeadline(time.Now().Add(orderTimeout))
+	err := p.conn.Send(Message{Kind: Traffic})
+	var m Message
+	if err == nil {
+		m, err = p.conn.Await(Done)
+	}
+	p.mu.Unlock()
+	if err != nil {
+		p.terminate(err)
+	}
+	return m.Traffic, err == nil
+}
+
 // exchange sends a message and waits for the answer. The caller holds p.mu.
 func (p *Predecessor) exchange(m Message, answer Kind) error {
 	_ = p.conn.SetDeadline(time.Now().Add(orderTimeout))
