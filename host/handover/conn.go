@@ -38,7 +38,7 @@ const (
 	URLs    Kind = "urls"    // the same for all URLs of Box
 	Secret  Kind = "secret"  // the value Secret must not be used any longer
 	Keys    Kind = "keys"    // the API keys have changed
-	Traffic Kind = "traffic" // tell the traffic of remote boxes; only if Hello has Traffic, since others cut everything
+	Traffic Kind = "traffic" // answer with the traffic of remote boxes; only if Hello has Traffic, because older processes cut everything
 	Done    Kind = "done"    // to the new process: the order was executed
 )
 

@@ -143,7 +143,7 @@ func (p *Predecessor) SendOrder(m Message) {
 }
 
 // Traffic returns the traffic of remote boxes in the predecessor since this process owns the store. ok is false if it does not drain, or is
-// of a version that does not tell.
+// too old to answer.
 func (p *Predecessor) Traffic() (seen map[policy.BoxID]Bytes, ok bool) {
 	if p == nil || !p.hello.Traffic {
 		return nil, false

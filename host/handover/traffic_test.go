@@ -11,13 +11,13 @@ import (
 	"boxgate/policy"
 )
 
-// TestTrafficOfAPredecessor asks a process that tells its traffic, and never one of an older version, which would cut all connections.
+// A predecessor is asked for its traffic, unless its version is older: such a process would cut all connections.
 func TestTrafficOfAPredecessor(t *testing.T) {
 	t.Parallel()
 	if _, ok := (*Predecessor)(nil).Traffic(); ok {
 		t.Error("no process has traffic")
 	}
-	for _, tells := range []bool{true, false} {
+	for _, answers := range []bool{true, false} {
 		ours, file, err := Pair()
 		if err != nil {
 			t.Fatal(err)
@@ -30,7 +30,7 @@ func TestTrafficOfAPredecessor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := NewPredecessor(ours, pidfd, Hello{Traffic: tells}, nil)
+		p := NewPredecessor(ours, pidfd, Hello{Traffic: answers}, nil)
 		if _, ok := p.Traffic(); ok {
 			t.Error("it is asked before it drains")
 		}
@@ -55,8 +55,8 @@ func TestTrafficOfAPredecessor(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, ok := p.Traffic()
-		if ok != tells || tells && !maps.Equal(got, want) {
-			t.Errorf("told %v: %v, %v", tells, got, ok)
+		if ok != answers || answers && !maps.Equal(got, want) {
+			t.Errorf("answers %v: %v, %v", answers, got, ok)
 		}
 		_ = ours.Close()
 		_ = theirs.Close()
@@ -64,7 +64,7 @@ func TestTrafficOfAPredecessor(t *testing.T) {
 		for kind := range asked {
 			kinds = append(kinds, kind)
 		}
-		if n := len(kinds); n != 1 && !tells || n != 2 && tells {
+		if n := len(kinds); n != 1 && !answers || n != 2 && answers {
 			t.Errorf("asked %q", kinds)
 		}
 		_ = unix.Close(pidfd)
