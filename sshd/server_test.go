@@ -417,3 +417,57 @@ func TestRetiredServers(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestFloodsOfOneConnection: requests and channels without end neither stop other connections nor stay in memory.
+func TestFloodsOfOneConnection(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	hostile, other := r.mustLogin(), r.mustLogin()
+	var opened []gossh.Channel
+	for range 3 * maxChannels {
+		c, requests, err := hostile.OpenChannel("session", nil)
+		if err != nil {
+			continue
+		}
+		go gossh.DiscardRequests(requests)
+		opened = append(opened, c)
+	}
+	if len(opened) != maxChannels {
+		t.Errorf("%d channels", len(opened))
+	}
+	var floods sync.WaitGroup
+	floods.Go(func() {
+		for range 5_000 {
+			if _, _, err := hostile.SendRequest("flood", false, make([]byte, 100)); err != nil {
+				return
+			}
+		}
+	})
+	for _, c := range opened {
+		floods.Go(func() {
+			for range 200 {
+				_, _ = c.SendRequest("env", false, gossh.Marshal(struct{ Name, Value string }{"A", strings.Repeat("x", 1000)}))
+				_, _ = c.SendRequest("signal", false, gossh.Marshal(struct{ Name string }{"TERM"}))
+				_, _ = c.SendRequest("window-change", false, make([]byte, 16))
+			}
+			_ = c.Close()
+		})
+	}
+	s, err := other.NewSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Run("x"); err != nil {
+		t.Errorf("another connection: %v", err)
+	}
+	floods.Wait()
+	until(t, "the channels are closed", func() bool {
+		c, requests, err := hostile.OpenChannel("session", nil)
+		if err != nil {
+			return false
+		}
+		go gossh.DiscardRequests(requests)
+		_ = c.Close()
+		return true
+	})
+}

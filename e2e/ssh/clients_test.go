@@ -111,6 +111,24 @@ func TestTransfers(t *testing.T) {
 	}
 }
 
+// TestGitOverSSHToABox clones a repository of a box, commits and pushes.
+func TestGitOverSSHToABox(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	box := w.Create(map[string]any{})
+	name, _ := w.apiKey("admin", nil)
+	w.MustSh(box, "git init -q --bare repo.git")
+	env := []string{"GIT_SSH_COMMAND=ssh " + strings.Join(w.options(w.keyPair(name, "ed25519")), " "), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null"}
+	clone := filepath.Join(w.dir, "clone")
+	script := "git clone -q " + box + "@127.0.0.1:repo.git " + clone + " && cd " + clone + " && git -c user.name=a -c user.email=a@example.org commit -q --allow-empty -m first && git push -q origin HEAD:main"
+	if out, errs, code := w.run(env, "", "sh", "-c", script); code != 0 {
+		t.Fatalf("exit %d: %s%s", code, out, errs)
+	}
+	if out := w.MustSh(box, "git -C repo.git log --format=%s main"); out != "first\n" {
+		t.Errorf("%q", out)
+	}
+}
+
 // TestPortForwarding reaches servers on the box's loopback interface with ssh -L and -W.
 func TestPortForwarding(t *testing.T) {
 	t.Parallel()

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	gossh "golang.org/x/crypto/ssh"
 )
 
 // Most is the most bytes read from a connection and not yet consumed: four full channel windows.
@@ -209,7 +211,7 @@ func (s *Stream) Consumed(n int, all bool) {
 	})
 }
 
-// remove removes the Stream.
+// Remove removes the Stream.
 func (s *Stream) Remove() { s.update(func() { delete(s.flow.streams, s) }) }
 
 func (s *Stream) update(change func()) {
@@ -229,10 +231,14 @@ func ForEach[T any](f *Flow, from <-chan T, take func(T)) {
 		if !ok {
 			return
 		}
-		s.Consumed(0, len(from) == 0)
+		n := 0
+		if r, ok := any(v).(*gossh.Request); ok {
+			n = len(r.Payload)
+		}
+		s.Consumed(n, len(from) == 0)
 		take(v)
 	}
 }
 
-// idle returns the time since the last read.
+// Idle returns the time since the last read.
 func (f *Flow) Idle() time.Duration { return time.Since(time.Unix(0, f.lastRead.Load())) }
