@@ -211,7 +211,7 @@ func (s *Stream) Consumed(n int, all bool) {
 	})
 }
 
-// Remove removes the Stream.
+// Remove removes the stream.
 func (s *Stream) Remove() { s.update(func() { delete(s.flow.streams, s) }) }
 
 func (s *Stream) update(change func()) {
