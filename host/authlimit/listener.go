@@ -94,31 +94,35 @@ func (l *Listener) add(c *conn) (evicted *conn) {
 }
 
 // oldestLocked returns the oldest connection of the peer with the most, counting networks. In a network that has the most, that is the
-// peer with the most there.
+// one of the narrower network with the most there: a neighbour with two connections stays if somebody else has many networks.
 func (l *Listener) oldestLocked() *conn {
 	var most, level int // level of the network that has the most; 0: the peer itself
 	var first *conn
 	for _, conns := range l.byPeer {
-		for i, network := range conns[0].networks {
-			n := len(conns)
-			if i > 0 {
-				n = l.wider[network] // 0 for no network
-			}
-			if n <<= peernet.Levels - 1 - i; n > most {
+		for i := range conns[0].networks {
+			if n := l.heldLocked(conns, i) << (peernet.Levels - 1 - i); n > most {
 				most, first, level = n, conns[0], i
 			}
 		}
 	}
-	if level == 0 {
-		return first
-	}
-	network, n := first.networks[level], 0
-	for _, conns := range l.byPeer {
-		if conns[0].networks[level] == network && len(conns) > n {
-			first, n = conns[0], len(conns)
+	for ; level > 0; level-- {
+		around, n := first.networks[level], 0
+		for _, conns := range l.byPeer {
+			if held := l.heldLocked(conns, level-1); conns[0].networks[level] == around && held > n {
+				first, n = conns[0], held
+			}
 		}
 	}
 	return first
+}
+
+// heldLocked returns the number of connections of a peer, given its own, for level 0, and otherwise of its network of that level; 0 for no
+// network.
+func (l *Listener) heldLocked(conns []*conn, level int) int {
+	if level == 0 {
+		return len(conns)
+	}
+	return l.wider[conns[0].networks[level]]
 }
 
 func (l *Listener) remove(c *conn) {

@@ -102,6 +102,33 @@ func TestAttackStrangerWithManyNetworks(t *testing.T) {
 	}
 }
 
+// TestAttackStrangerBesideOthersOfItsProvider: a stranger with several /56 networks of a provider connects from another /64 each time. Another
+// customer in the same /48 has two connections, more than each network of the stranger, and keeps them.
+func TestAttackStrangerBesideOthersOfItsProvider(t *testing.T) {
+	t.Parallel()
+	s := New(nil, 32)
+	left := map[*conn]bool{}
+	come := func(address string) *conn {
+		c, other := net.Pipe()
+		t.Cleanup(func() { c.Close(); other.Close() })
+		network := peernet.Network(netip.MustParseAddr(address))
+		v := &conn{Conn: c, listener: s, peer: network.String(), networks: peernet.All(network)}
+		if out := s.add(v); out != nil {
+			left[out] = true
+		}
+		return v
+	}
+	neighbour := []*conn{come("2001:db8:1:ff00::1"), come("2001:db8:1:ff00::2")}
+	for i := range 500 {
+		come(fmt.Sprintf("2001:db8:1:%02x%02x::1", i%3, i%256))
+	}
+	for i, c := range neighbour {
+		if left[c] {
+			t.Errorf("connection %d of another customer is evicted", i)
+		}
+	}
+}
+
 // TestSocketOfAConnectionCanBeAsked: servers can ask the kernel whether a client is still connected, but cannot close the
 // socket behind the listener's back.
 func TestSocketOfAConnectionCanBeAsked(t *testing.T) {
