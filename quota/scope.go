@@ -99,6 +99,16 @@ func (s *Scope) Release(k Kind, n int64) {
 	}
 }
 
+// Used returns what the scope has taken of a kind.
+func (s *Scope) Used(k Kind) int64 {
+	if s == nil {
+		return 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.used[k]
+}
+
 type scopeKey struct{}
 
 // WithScope returns a context with a scope.

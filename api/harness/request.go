@@ -81,6 +81,7 @@ type job struct {
 	model   string
 	schema  *schema.Schema // of the answer; nil: any text
 	answer  history.Answer // after the run
+	memory  int64          // bytes that the quota of its key counts for the body
 	// metered is that of the parser.
 	metered func() history.Metered
 }
@@ -95,6 +96,7 @@ func (e *Endpoints) read(w http.ResponseWriter, r *http.Request) (*job, error) {
 	if err := e.decode(w, r, &j.body); err != nil {
 		return nil, err
 	}
+	j.memory = quota.ScopeOf(r.Context()).Used(quota.Memory)
 	if err := j.body.check(); err != nil {
 		return nil, err
 	}

@@ -2,8 +2,10 @@ package harness
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
 	"fmt"
+	"io"
 	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
@@ -11,8 +13,12 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/api"
+	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/strict"
+	"boxgate/policy"
+	"boxgate/quota"
 )
 
 // TestFilesOfAPrompt: a prompt has at most ten files of 10 MiB, as in the SDK, however they are sent.
@@ -60,6 +66,52 @@ func TestBodyBeyondTheLimit(t *testing.T) {
 			if status != tt.want {
 				t.Errorf("%s: %d of %d bytes of at most %d: %v", form, len(tt.sent), len(body), tt.most, err)
 			}
+		}
+	}
+}
+
+// watched is a box with a harness that notes what a key holds in memory during each command.
+type watched struct {
+	scripted
+	book *quota.Book
+	held []int64
+}
+
+func (b *watched) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, out, stderr io.Writer) (api.ExecResult, error) {
+	use, _ := b.book.Shared(quota.Memory)
+	if b.held = append(b.held, use.Used); len(b.held) == 1 {
+		_, _ = io.WriteString(out, "/tmp/prompt-files-x")
+		return api.ExecResult{}, nil
+	}
+	return b.scripted.Exec(ctx, id, req, out, stderr)
+}
+
+// Box finds the box, whatever its name.
+func (b *watched) Box(context.Context, string) (api.Box, error) {
+	return api.Box{ID: "box1", Hosted: api.Hosted{CustomRunner: &api.CustomRunner{Command: "harness"}}}, nil
+}
+
+// TestMemoryOfFilesDuringARun: the quota of a key counts the files of a prompt until they are in the box. Runs take hours, and one with many
+// files would leave the key, or with an admin key everybody, no memory for other requests.
+func TestMemoryOfFilesDuringARun(t *testing.T) {
+	t.Parallel()
+	for form, send := range map[string]func(content []byte, n int) (string, []byte){"JSON": asJSON, "form": asForm} {
+		box := &watched{scripted: scripted{answers: []string{answer("fine", "s")}}, book: quota.New(quota.Config{Defaults: quota.Limits{quota.Memory: 64 << 20}})}
+		e := &Endpoints{Runner: Runner{Commands: box, Settings: box, History: history.New(nil)}, Boxes: box, Bodies: strict.Bodies{Most: MaxBody}}
+		scope, end := box.book.Open(quota.Holder{Type: quota.APIKey, ID: "ci"})
+		media, body := send(bytes.Repeat([]byte("x"), 1<<20), 3)
+		r := httptest.NewRequestWithContext(quota.WithScope(api.WithCaller(t.Context(), api.Caller{Role: api.RoleAdmin}), scope), "POST", "/", bytes.NewReader(body))
+		r.Header.Set("Content-Type", media)
+		r.SetPathValue("id", "box1")
+		if _, err := e.run(httptest.NewRecorder(), r); err != nil {
+			t.Fatal(err)
+		}
+		if len(box.held) < 2 || box.held[0] < 3<<20 || box.held[1] != 0 {
+			t.Errorf("as %s, the key holds %d bytes while the files are written and while the harness runs", form, box.held)
+		}
+		end()
+		if use, _ := box.book.Shared(quota.Memory); use.Used != 0 {
+			t.Errorf("as %s, the key holds %d bytes after the run", form, use.Used)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/history"
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 // Commands runs commands in boxes.
@@ -79,6 +80,7 @@ func (e *Runner) exec(ctx context.Context, j *job, run *history.Run, to sink) (a
 		}
 		defer remove()
 		j.request.Env["PROMPT_FILES_PATH"] = name
+		j.dropFiles(ctx)
 	}
 	e.installSkills(ctx, j.box)
 	j.metered = func() history.Metered { return e.History.MeteredBy(run) }
@@ -244,6 +246,14 @@ func (e *Runner) writeFiles(ctx context.Context, j *job) (name string, remove fu
 			_, _ = e.Commands.Exec(ctx, j.box.ID, rm, io.Discard, io.Discard)
 		}
 	}, nil
+}
+
+// dropFiles gives back the memory of the files, which a run of hours does not need once they are in the box. ctx has the scope of the
+// request.
+func (j *job) dropFiles(ctx context.Context) {
+	j.body.Files = nil
+	quota.ScopeOf(ctx).Release(quota.Memory, j.memory)
+	j.memory = 0
 }
 
 // bounded passes on the first bytes of the output, then returns [io.ErrShortWrite].
