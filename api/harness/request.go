@@ -60,6 +60,13 @@ const (
 	BodyTime = 5 * time.Minute
 )
 
+// The limits of a webhook, which is in memory until the end of its run.
+const (
+	maxURL     = 2048
+	maxHeaders = 64
+	maxHeader  = 8 << 10 // bytes of name and value
+)
+
 // freeForm is any JSON object.
 type freeForm struct{ json.RawMessage }
 
@@ -176,8 +183,17 @@ func (h *webhookBody) check(p *problem.List) {
 	if u, err := url.Parse(h.URL); err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil {
 		p.Add("/webhook/url", "must be an http or https URL without a password")
 	}
+	if len(h.URL) > maxURL {
+		p.Add("/webhook/url", "must be at most %d bytes", maxURL)
+	}
+	if len(h.Headers) > maxHeaders {
+		p.Add("/webhook/headers", "at most %d headers", maxHeaders)
+		return
+	}
 	for name, value := range h.Headers {
-		if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+		if len(name)+len(value) > maxHeader {
+			p.Add("/webhook/headers", "each must have at most %d bytes", maxHeader)
+		} else if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
 			p.Add("/webhook/headers/"+problem.EscapeKey(name), "is not a header")
 		}
 	}

@@ -47,6 +47,27 @@ func TestFilesOfAPrompt(t *testing.T) {
 	}
 }
 
+// TestWebhookIsBounded: the webhook of a run, which stays in memory until its end, is not as large as a body with files may be.
+func TestWebhookIsBounded(t *testing.T) {
+	t.Parallel()
+	const url = "https://example.com/"
+	many := map[string]string{}
+	for i := range maxHeaders + 1 {
+		many[fmt.Sprintf("X-%d", i)] = "v"
+	}
+	for want, hook := range map[string]webhookBody{
+		"":                            {URL: url, Headers: map[string]string{"X": strings.Repeat("v", maxHeader-1)}},
+		"/webhook/url: must be at":    {URL: url + strings.Repeat("p", maxURL)},
+		"/webhook/headers: at most":   {URL: url, Headers: many},
+		"/webhook/headers: each must": {URL: url, Headers: map[string]string{"X": strings.Repeat("v", maxHeader)}},
+	} {
+		body := runBody{Prompt: "p", Webhook: hook}
+		if err := body.check(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+}
+
 // TestBodyBeyondTheLimit: it is too large in either form, and not incomplete.
 func TestBodyBeyondTheLimit(t *testing.T) {
 	t.Parallel()
