@@ -162,6 +162,9 @@ func WithoutHosts(rules []HeaderRule, hosts []name.Pattern) (rest []HeaderRule, 
 // key returns the pattern with a port. Rules with the same key apply to the same hosts.
 func (r HeaderRule) key() name.Pattern { return r.Pattern.WithDefaultPort(name.HTTPSPort) }
 
+// SameHosts reports whether two rules are for the same hosts: a pattern without a port is one with 443.
+func (r HeaderRule) SameHosts(o HeaderRule) bool { return r.key() == o.key() }
+
 // SortRules sorts by pattern. Alternatives keep their order.
 func SortRules(rules []HeaderRule) {
 	slices.SortStableFunc(rules, func(a, b HeaderRule) int { return cmp.Compare(a.key().String(), b.key().String()) })

@@ -121,7 +121,7 @@ func (b *createBody) network(req *api.CreateRequest, hasSecret func(string) bool
 		}
 	}
 	for _, rule := range fromPolicy {
-		if slices.ContainsFunc(req.Headers, func(r policy.HeaderRule) bool { return r.Pattern == rule.Pattern }) {
+		if slices.ContainsFunc(req.Headers, rule.SameHosts) {
 			p.Add("/network_policy", "%q has headers here and in attach_headers; give them in one place", rule.Pattern)
 		}
 	}

@@ -128,7 +128,7 @@ func (e *Endpoints) givenNetwork(w http.ResponseWriter, r *http.Request) (set ap
 // joinedRules returns the header rules of a request with the ones of its policy. A host that has both is a problem.
 func joinedRules(own, ofPolicy []policy.HeaderRule, p *problem.List) []policy.HeaderRule {
 	for _, rule := range ofPolicy {
-		if slices.ContainsFunc(own, func(r policy.HeaderRule) bool { return r.Pattern == rule.Pattern }) {
+		if slices.ContainsFunc(own, rule.SameHosts) {
 			p.Add("/network_policy", "%q has headers here and in attach_headers; give them in one place", rule.Pattern)
 		}
 	}

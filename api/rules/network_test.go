@@ -52,12 +52,13 @@ func TestNetworkProblems(t *testing.T) {
 		`{}`:                                     {"/network_policy"},
 		`{"network_policy":{"mode":"deny-all"}}`: {"/attach_headers"},
 		`{"attach_headers":{}}`:                  {"/network_policy"},
-		`{"network_policy":{"mode":"custom","allowed_domains":["a b"]},"attach_headers":{"a.example":{"X":{"secret":"known"}}}}`:      {"/network_policy/allowed_domains/0", "/attach_headers/a.example/X"},
-		`{"network_policy":{"mode":"deny-all"},"attach_headers":{"a.example":{"headers":{"X":{"secret":"unknown"}}}}}`:                {"/attach_headers/a.example/headers/X/secret"},
-		`{"network_policy":{"allow":{"a.example":[{"transform":[{"headers":{"x":"y"}}]}]}},"attach_headers":{"a.example":{"X":"y"}}}`: {"/network_policy"},
-		`{"network_policy":{"mode":"deny-all","version":"x"},"attach_headers":{}}`:                                                    {"/network_policy/version"},
-		`{"network_policy":{"mode":"deny-all"},"attach_headers":{},"more":1}`:                                                         {"/more"},
-		`{"network_policy":{"named":"nope"},"attach_headers":{}}`:                                                                     {"/named"},
+		`{"network_policy":{"mode":"custom","allowed_domains":["a b"]},"attach_headers":{"a.example":{"X":{"secret":"known"}}}}`:          {"/network_policy/allowed_domains/0", "/attach_headers/a.example/X"},
+		`{"network_policy":{"mode":"deny-all"},"attach_headers":{"a.example":{"headers":{"X":{"secret":"unknown"}}}}}`:                    {"/attach_headers/a.example/headers/X/secret"},
+		`{"network_policy":{"allow":{"a.example":[{"transform":[{"headers":{"x":"y"}}]}]}},"attach_headers":{"a.example":{"X":"y"}}}`:     {"/network_policy"},
+		`{"network_policy":{"allow":{"a.example":[{"transform":[{"headers":{"x":"y"}}]}]}},"attach_headers":{"a.example:443":{"Y":"y"}}}`: {"/network_policy"},
+		`{"network_policy":{"mode":"deny-all","version":"x"},"attach_headers":{}}`:                                                        {"/network_policy/version"},
+		`{"network_policy":{"mode":"deny-all"},"attach_headers":{},"more":1}`:                                                             {"/more"},
+		`{"network_policy":{"named":"nope"},"attach_headers":{}}`:                                                                         {"/named"},
 	} {
 		got := f.Call(t, "PUT", path, body)
 		pointer, _ := got.JSON(t)["pointer"].(string)

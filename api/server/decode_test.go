@@ -39,6 +39,7 @@ func TestStrictBodies(t *testing.T) {
 		{"repeated header host", "POST", "/v2/box", `{"attach_headers":{"a.example":{"A":"1"},"a.example":{"A":"2"}}}`, 422, "/attach_headers/a.example"},
 		{"null", "POST", "/v2/box", `{"network_policy":null,"name":null}`, 422, "/name"},
 		{"null policy", "POST", "/v2/box", `{"network_policy":null}`, 422, "/network_policy"},
+		{"headers of a host twice", "POST", "/v2/box", `{"network_policy":{"allow":{"a.example":[{"transform":[{"headers":{"x":"y"}}]}]}},"attach_headers":{"a.example:443":{"Y":"y"}}}`, 422, "/network_policy"},
 		{"number for a string", "POST", "/v2/box", `{"name":1}`, 422, "/name"},
 		{"string for a number", "POST", "/v2/box", `{"ephemeral":true,"ttl":"5"}`, 422, "/ttl"},
 		{"fraction", "POST", "/v2/box", `{"ephemeral":true,"ttl":1.5}`, 422, "/ttl"},
