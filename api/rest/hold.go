@@ -108,10 +108,10 @@ type hold struct {
 	aside  http.Header // set by the handler meanwhile
 }
 
-// holds reports whether the response of a route is held. A response with an ETag is not, because that would come too late, nor one over
-// HTTP/1.0, in which a client cannot tell a response that breaks off from a complete one.
+// holds reports whether the response of a route is held. A response with an ETag is not, because that would come too late, nor one in
+// which a client cannot tell a response that breaks off from a complete one: over HTTP/1.0, or to HEAD.
 func (rt Route) holds(r *http.Request) bool {
-	return rt.Response != nil && len(rt.Produces) == 0 && !rt.Versioned && !rt.Public && r.ProtoAtLeast(1, 1)
+	return rt.Response != nil && len(rt.Produces) == 0 && !rt.Versioned && !rt.Public && r.ProtoAtLeast(1, 1) && r.Method != http.MethodHead
 }
 
 // newHold begins to hold the response of a route. [hold.end] must be called once the handler has returned.

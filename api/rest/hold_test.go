@@ -137,6 +137,18 @@ func TestLongCallIsKeptAlive(t *testing.T) {
 	})
 }
 
+// A request with HEAD, which routes for GET also serve, gets the status of its failure, however late: it has no body that could break off.
+func TestLateFailureOfHEAD(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		rt := slow(40*time.Second, Reply{}, api.Errorf(api.ErrConflict, "no"))
+		rt.Method = http.MethodHead
+		if a := ask(t, rt, nil); a.StatusCode != http.StatusConflict || a.text != "" {
+			t.Errorf("%s %q %v", a.Status, a.text, a.err)
+		}
+	})
+}
+
 // Calls that are answered in time keep their status, length and header.
 func TestShortCallIsNotHeld(t *testing.T) {
 	t.Parallel()
