@@ -151,7 +151,9 @@ func (e *Endpoints) putNetwork(w http.ResponseWriter, r *http.Request) (rest.Rep
 	if err := access.May(r.Context(), setPolicyID); err != nil {
 		return rest.Reply{}, err
 	}
-	return e.replace(w, r, e.givenNetwork, viewNetwork)
+	reply, err := e.replace(w, r, e.givenNetwork, viewNetwork)
+	reply.Version = 0 // of the policy alone, in the answer to dry_run, which no If-Match of this resource takes
+	return reply, err
 }
 
 // policyChange reads a change of a policy from a document, with the version that it is for. given has the header rules of another

@@ -27,6 +27,9 @@ func TestNetwork(t *testing.T) {
 		if got.StatusCode != status {
 			t.Errorf("If-Match %s: %s %s", tag, got.Status, got.Text)
 		}
+		if sent := got.Header.Get("ETag"); sent != "" {
+			t.Errorf("a dry run has the ETag %s, which no change takes", sent)
+		}
 	}
 	if got := f.Expect(t, 200, "GET", path, ""); got.Header.Get("ETag") != `"2.2"` {
 		t.Error("a dry run has changed the box:", got.Header)
