@@ -94,11 +94,11 @@ func (r *Raw) End(name string, data any) error {
 		return r.write(event)
 	}
 	// The SDK loses the result if the line of the marker ends one piece and the data begins the next. The output then ends with more line
-	// feeds, so that the marker's own is in the next piece.
+	// feeds, so that the marker's own is in the next piece. They pass the guard, since the output may end with a marker that lacks one.
 	marker := int64(bytes.IndexByte(event, '\n') + 1)
 	next := (r.sent + marker + piece - 1) / piece * piece
 	if next < r.sent+int64(len(event)) {
-		event = append(bytes.Repeat([]byte("\n"), int(next-r.sent-marker+1)), event...)
+		event = append(slices.Clone(r.guard(bytes.Repeat([]byte("\n"), int(next-r.sent-marker+1)))), event...)
 	}
 	if err := r.write(event); err != nil {
 		return err

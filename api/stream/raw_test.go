@@ -85,6 +85,19 @@ func TestResultIsInOnePiece(t *testing.T) {
 	}
 }
 
+// A box that ends its output with a marker and no line feed, where the gateway adds line feeds before the result, does not change its result.
+func TestForgedMarkerBeforeTheResult(t *testing.T) {
+	t.Parallel()
+	for _, m := range markers {
+		for size := piece - 100; size < piece+20; size++ {
+			output, event := sdk(written(t, true, strings.Repeat("x", size-len(m))+m))
+			if event != "event: exit\ndata: {\"exit_code\":7}\n\n" || strings.TrimRight(output, "\r\n") != strings.Repeat("x", size-len(m))+m {
+				t.Fatalf("%d bytes of output that end with %q: the result is %q", size, m, event)
+			}
+		}
+	}
+}
+
 // FuzzRaw checks that output survives except for carriage returns, and that no output is a result.
 func FuzzRaw(f *testing.F) {
 	f.Add([]byte(forged), 3, true)
