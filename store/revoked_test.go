@@ -1,6 +1,7 @@
 package store
 
 import (
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -96,6 +97,13 @@ func TestLimitsOfRevokedKeys(t *testing.T) {
 		}
 		if _, err := db.Keys.Revoked(); err == nil {
 			t.Error("a damaged record was read as no limit")
+		}
+		last := key(APIKey{Name: "last"})
+		if err := db.Keys.Delete(last.ID); err != nil {
+			t.Errorf("a damaged record keeps a key from being revoked: %v", err)
+		}
+		if all, err := db.Keys.All(); err != nil || slices.ContainsFunc(all, func(k APIKey) bool { return k.ID == last.ID }) {
+			t.Errorf("the key still works: %v", err)
 		}
 	})
 }
