@@ -2,7 +2,6 @@ package dialect
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 
 	"boxgate/policy"
@@ -83,20 +82,30 @@ func readDaytonaList(at string, v document.Value, most int, read func(string) (e
 		ps.Add(at, "is %s; want a string of entries that are separated by commas", v.Kind)
 		return nil
 	}
-	entries := slices.DeleteFunc(strings.Split(v.Text, ","), func(s string) bool { return strings.TrimSpace(s) == "" })
-	if len(entries) == 0 {
+	var entries []string
+	n := 0
+	for s := range strings.SplitSeq(v.Text, ",") { // a text of megabytes may be commas alone
+		if s = strings.TrimSpace(s); s == "" {
+			continue
+		}
+		if n++; n <= most {
+			entries = append(entries, s)
+		}
+	}
+	if n == 0 {
 		ps.Add(at, "has no entry; leave it out, or set networkBlockAll")
 	}
-	if ps.TooMany(at, len(entries), most) {
+	if ps.TooMany(at, n, most) {
 		return nil
 	}
 	var problems []string
+	seen := map[string]bool{}
 	for _, s := range entries {
-		entry, problem := read(strings.TrimSpace(s))
+		entry, problem := read(s)
 		if problem != "" {
 			problems = append(problems, problem)
-		} else if !slices.Contains(list, entry) {
-			list = append(list, entry)
+		} else if !seen[entry] {
+			seen[entry], list = true, append(list, entry)
 		}
 	}
 	if len(problems) > maxDaytonaCIDRs {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"reflect"
+	"runtime"
+	"strings"
 	"testing"
 
 	"boxgate/policy"
@@ -69,4 +71,18 @@ func FuzzDaytona(f *testing.F) {
 			t.Fatalf("%s and then %s, %v", out, twice, err)
 		}
 	})
+}
+
+// TestDaytonaListTakesNoMoreThanItsText: a list of megabytes with millions of entries, or of none, is refused without memory for each. The text itself is copied a few times.
+func TestDaytonaListTakesNoMoreThanItsText(t *testing.T) {
+	for _, list := range []string{strings.Repeat(",", 4<<20), strings.Repeat("a,", 2<<20)} {
+		data := []byte(`{"domainAllowList":"` + list + `"}`)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := ParseDaytona(data)
+		runtime.ReadMemStats(&after)
+		if used := after.TotalAlloc - before.TotalAlloc; err == nil || used > 9*uint64(len(data)) {
+			t.Errorf("%d bytes for a text of %d: %v", used, len(data), err)
+		}
+	}
 }
