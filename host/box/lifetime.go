@@ -21,13 +21,21 @@ type lifetimes struct {
 	boxes   *state.Table
 	delete  func(ctx context.Context, b *state.Box) error // deletes a box whose lock the caller holds
 	most    time.Duration                                 // launcher.max_ttl; 0: boxes may have no end
+	now     func() time.Time                              // the wall clock
 }
 
 // expiryRetry is the time between two attempts to delete a box that has reached its end.
 const expiryRetry = time.Minute
 
+// lookInterval is the longest time between two looks at the end of a box. Timers stand still while the host is suspended, and do not follow
+// a clock that is set.
+const lookInterval = time.Minute
+
 // keep has a box deleted at its end, in place of an earlier end. The caller holds the lock of b.
-func (l *lifetimes) keep(b *state.Box) { l.wait(b, time.Until(b.Record.ExpiresAt)) }
+func (l *lifetimes) keep(b *state.Box) { l.wait(b, min(l.left(b), lookInterval)) }
+
+// left returns the time until the end of a box by the wall clock, which its record is about. The caller holds the lock of b.
+func (l *lifetimes) left(b *state.Box) time.Duration { return b.Record.ExpiresAt.Round(0).Sub(l.now()) }
 
 // wait looks at the end of a box after a time. A box has one timer at most. The caller holds the lock of b.
 func (l *lifetimes) wait(b *state.Box, after time.Duration) {
@@ -51,11 +59,11 @@ func (l *lifetimes) forget(b *state.Box) {
 func (l *lifetimes) end(b *state.Box) {
 	b.Lock()
 	defer b.Unlock()
-	switch left := time.Until(b.Record.ExpiresAt); {
+	switch {
 	case b.Deleted || b.Record.ExpiresAt.IsZero():
 		return
-	case left > 0: // moved, or the clock was set back
-		l.wait(b, left)
+	case l.left(b) > 0: // not yet, moved, or the clock was set back
+		l.keep(b)
 		return
 	case l.boxes.HandedOver.Load(): // the next process deletes it, unless the replacement fails
 		l.wait(b, expiryRetry)
@@ -112,7 +120,7 @@ func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (
 		return api.Box{}, time.Time{}, err
 	}
 	defer b.Unlock()
-	was = b.Record.ExpiresAt
+	was = b.Record.ExpiresAt.Round(0) // of the wall clock, like what follows
 	switch {
 	case b.Deleting:
 		return api.Box{}, was, api.ErrNotFound
@@ -121,7 +129,7 @@ func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (
 	case b.Status == api.StatusCreating:
 		return api.Box{}, was, api.Errorf(api.ErrConflict, "the box is being created; try again when it is there")
 	}
-	record, now := b.Record, time.Now()
+	record, now := b.Record, l.now()
 	if record.ExpiresAt, err = endAfter(was, to, now); err == nil {
 		err = l.permit(ctx, record.ExpiresAt, was, now)
 	}

@@ -22,9 +22,10 @@ type ends struct {
 	*lifetimes
 	box     *state.Box
 	stored  store.Box
-	deleted time.Time // when the deletion began; zero: not yet
-	fail    int       // deletions that fail before one succeeds
-	full    bool      // the store cannot be written
+	deleted time.Time     // when the deletion began; zero: not yet
+	fail    int           // deletions that fail before one succeeds
+	full    bool          // the store cannot be written
+	ahead   time.Duration // how far the wall clock is ahead
 }
 
 // Update implements the records of [lifetimes].
@@ -45,7 +46,7 @@ func newEnds(t *testing.T, ttl time.Duration) *ends {
 		record.ExpiresAt = time.Now().Add(ttl)
 	}
 	e.stored, e.box = record, state.NewBox(record, store.Policy{}, store.Headers{}, api.Hosted{}, 0)
-	e.lifetimes = &lifetimes{log: zap.NewNop(), records: e, boxes: &state.Table{}, delete: func(_ context.Context, b *state.Box) error {
+	e.lifetimes = &lifetimes{now: func() time.Time { return time.Now().Add(e.ahead) }, log: zap.NewNop(), records: e, boxes: &state.Table{}, delete: func(_ context.Context, b *state.Box) error {
 		if b.Deleting = true; e.deleted.IsZero() {
 			e.deleted = time.Now()
 		}
@@ -185,6 +186,37 @@ func TestAnEndIsNotMissed(t *testing.T) {
 		}
 		if time.Sleep(time.Hour + time.Second); !e.isDeleted() {
 			t.Error("an end that was not stored counts")
+		}
+	})
+}
+
+// TestTheEndIsThatOfTheWallClock: a box whose end passes while the host is suspended, or by a step of the clock, is deleted within a minute.
+// With a clock that was set back, it waits for the end.
+func TestTheEndIsThatOfTheWallClock(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnds(t, 2*time.Hour)
+		time.Sleep(time.Minute + time.Second)
+		e.box.Lock()
+		e.ahead = 3 * time.Hour
+		e.box.Unlock()
+		time.Sleep(lookInterval)
+		if !e.isDeleted() {
+			t.Error("the box outlives its end")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnds(t, 2*time.Hour)
+		e.box.Lock()
+		e.ahead = -time.Hour
+		e.box.Unlock()
+		time.Sleep(3*time.Hour - time.Second)
+		if e.isDeleted() {
+			t.Error("deleted before its end")
+		}
+		time.Sleep(lookInterval)
+		if !e.isDeleted() {
+			t.Error("the box outlives its end")
 		}
 	})
 }

@@ -3,6 +3,7 @@ package box
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -87,7 +88,7 @@ func New(c Config) (*Service, error) {
 		meter: c.Meter, models: c.Models, quota: c.Quota, settings: c.Settings, snapshots: c.Snapshots, schedules: c.Schedules, history: c.History, holdings: c.Holdings,
 		cutRemote: c.CutRemote,
 	}
-	l.lifetimes = &lifetimes{log: l.log, records: l.records, boxes: l.boxes, delete: l.deleteLocked, most: l.cfg.Launcher.MaxTTL}
+	l.lifetimes = &lifetimes{log: l.log, records: l.records, boxes: l.boxes, delete: l.deleteLocked, most: l.cfg.Launcher.MaxTTL, now: time.Now}
 	l.follower = sandboxwatch.New(followed{l}, l.log)
 	return l, nil
 }
