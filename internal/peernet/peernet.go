@@ -17,10 +17,17 @@ const Levels = 3
 // bits are the sizes of the networks of an IPv6 address, the narrowest first.
 var bits = [Levels]int{64, 56, 48}
 
-// Network returns the narrowest network that an address counts for: an IPv4 address itself, or the /64 of an IPv6 address. It is the zero
-// Prefix for an invalid address.
+// translated has the IPv4 clients of a network without IPv4, behind a translator (RFC 6052, RFC 7755): all of them are in one /64.
+var translated = netip.MustParsePrefix("64:ff9b::/96")
+
+// Network returns the narrowest network that an address counts for: an IPv4 address itself, also one in an IPv6 address, or the /64 of an
+// IPv6 address. It is the zero Prefix for an invalid address.
 func Network(a netip.Addr) netip.Prefix {
 	a = a.Unmap().WithZone("")
+	if translated.Contains(a) {
+		b := a.As16()
+		a = netip.AddrFrom4([4]byte(b[12:]))
+	}
 	size := a.BitLen()
 	if a.Is6() {
 		size = bits[0]
