@@ -1,6 +1,7 @@
 package rootfs
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -45,6 +46,43 @@ func TestFilesInTheHomeDirectory(t *testing.T) {
 	for _, bad := range []string{"../x", "/etc/passwd", "", ".", "a/../../b", "a//b"} {
 		if err := root.writeHome([]HomeFile{{bad, nil}}); err == nil {
 			t.Errorf("%q is accepted", bad)
+		}
+	}
+}
+
+// TestAttackHomeThatIsALinkToNothing: the user of a snapshot's box may have left a link in the place of the home directory. No
+// directory is made for the user where it leads, be it in a new box or one that starts again.
+func TestAttackHomeThatIsALinkToNothing(t *testing.T) {
+	t.Parallel()
+	nightly.Root(t)
+	ids := namespace.IDsAt(7)
+	for name, prepare := range map[string]func(*Root) error{
+		"a new box": func(r *Root) error { return r.makeHome(true) }, "a restarted box": (*Root).PrepareRestart,
+	} {
+		for _, link := range []string{"/etc/made", "../etc/made", "/etc/made/deep", "../../../../etc/made", "home"} {
+			at := t.TempDir()
+			for _, dir := range []string{"etc", "workspace"} {
+				if err := os.Mkdir(filepath.Join(at, dir), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.Symlink(link, filepath.Join(at, Home)); err != nil {
+				t.Fatal(err)
+			}
+			root, err := Open(at, ids)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(prepare(root), root.Close()); err != nil {
+				t.Errorf("%s, %s: %v", name, link, err)
+			}
+			if made, err := os.ReadDir(filepath.Join(at, "etc")); err != nil || len(made) > 0 {
+				t.Errorf("%s, %s: /etc has %v, %v", name, link, made, err)
+			}
+			fi, err := os.Lstat(filepath.Join(at, Home))
+			if err != nil || !fi.IsDir() || fi.Sys().(*syscall.Stat_t).Uid != uint32(ids.Host(UID)) {
+				t.Errorf("%s, %s: the home directory is %v, %v", name, link, fi, err)
+			}
 		}
 	}
 }

@@ -80,13 +80,18 @@ func (b *Root) writeAgents(text []byte) error {
 // mountPoints are the directories that the runtime mounts on. An image may lack them.
 var mountPoints = []string{"/proc", "/sys", "/dev", "/tmp"}
 
+// makeHome makes the user's directories and the mount points. In a restored root, existing ones keep their mode, and a link to
+// a missing directory is moved aside: the box's user of the snapshot can make one anywhere, and would own what is made there.
 func (b *Root) makeHome(restored bool) error {
-	for _, d := range []string{workspace, Home} {
-		if restored && b.isDir(d) {
-			continue // keep its mode
-		}
-		if err := b.mkdir(d, 0o755, UID); err != nil {
+	if restored {
+		if err := b.remakeHome(); err != nil {
 			return err
+		}
+	} else {
+		for _, d := range []string{workspace, Home} {
+			if err := b.mkdir(d, 0o755, UID); err != nil {
+				return err
+			}
 		}
 	}
 	for _, d := range mountPoints {
