@@ -389,16 +389,9 @@ func (l *Launcher) whileStarting(ctx context.Context, id policy.BoxID) (context.
 
 // findObstacle returns an error if files of the box keep the runtime from starting commands in it.
 func (l *Launcher) findObstacle(id policy.BoxID) error {
-	if l.runtime.OwnFiles {
-		return nil
-	}
-	pid, err := readPid(filepath.Join(l.dirs.box(id), "pid"))
+	root, err := l.openRoot(id)
 	if err != nil {
-		return nil // best effort
-	}
-	root, err := boxfs.OpenRoot(pid, l.dirs.userPin(id), rootfs.InitPath)
-	if err != nil {
-		return nil //nolint:nilerr // likewise
+		return nil //nolint:nilerr // best effort
 	}
 	defer root.Close()
 	for _, name := range []string{"/etc/passwd", "/etc/group"} {
@@ -527,14 +520,27 @@ func (l *Launcher) commandProcess(r record, user execUser, spec ExecSpec) (*spec
 	if !path.IsAbs(cwd) {
 		cwd = path.Join(rootfs.Home, cwd)
 	}
-	env, box := spec.Env, (*specs.Box)(nil)
+	base, env, box := r.Base, spec.Env, (*specs.Box)(nil)
+	if user.uid == 0 {
+		base = append(slices.Clone(base), "PATH="+l.pathOfRoot(r))
+	}
 	if t := spec.Terminal; t != nil {
 		env, box = withTerm(env), &specs.Box{Height: uint(t.Rows), Width: uint(t.Cols)}
 	}
 	return container.Command{
-		Args: spec.Args, Env: environment(r.Base, user, r.Env, env), Cwd: path.Clean(cwd), UID: user.uid, GID: user.gid, Limits: lim,
+		Args: spec.Args, Env: environment(base, user, r.Env, env), Cwd: path.Clean(cwd), UID: user.uid, GID: user.gid, Limits: lim,
 		Terminal: box, SetUserID: l.cfg.Root && r.Root,
 	}.Process(), nil
+}
+
+// pathOfRoot returns root's PATH in a running box. Where the box's directories cannot be examined, it is the default one.
+func (l *Launcher) pathOfRoot(r record) string {
+	root, err := l.openRoot(r.ID)
+	if err != nil {
+		return defaultPath
+	}
+	defer root.Close()
+	return pathOfRoot(r.Base, root, r.ids().Host(rootfs.UID))
 }
 
 // withTerm sets the default TERM, which the caller's environment can override.

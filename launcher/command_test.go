@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -472,30 +471,53 @@ func TestATurnEnds(t *testing.T) {
 	})
 }
 
-// TestPathOfRoot: root looks for programs in no directory that the box's user owns, nor in one that depends on where it is.
+// TestPathOfRoot: root looks for programs in no directory of an image where the box's user could put one, nor in one that depends on
+// where it is.
 func TestPathOfRoot(t *testing.T) {
 	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	want(t, rootSh(t, l, id, `mkdir -p /opt/conda/bin /opt/tool/bin /opt/all /opt/group /home/node/bin && chown 1000 /opt/conda /home/node && chmod 1777 /opt/all && chgrp 1000 /opt/group && chmod 775 /opt/group
+		ln -s /opt/conda/link /opt/by-user; ln -s ../usr/bin /opt/by-root`), "")
+	want(t, sh(t, l, id, `mkdir -p ~/.local/bin /workspace/bin; ln -s /usr/bin /opt/conda/link; ln -s /usr/bin ~/bin`), "")
+	r, err := l.loadRecord(id)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for image, want := range map[string]string{
-		"/usr/bin:/bin:/workspace/home/.local/bin": "/usr/bin:/bin",
-		"/workspace/home:/bin:/workspace/home/":    "/bin",
-		"/workspace//home/./bin:/bin":              "/bin",
-		".:/bin:bin::":                             "/bin",
-		"/usr/../workspace/home/x:/opt/bin":        "/opt/bin",
-		"/workspace/homes/bin":                     "/workspace/homes/bin",
-		"":                                         "",
+		"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin": defaultPath,
+		"/usr/bin:/bin:/workspace/home/.local/bin":                     "/usr/bin:/bin",
+		"/workspace/home:/bin:/workspace/home/":                        "/bin",
+		"/workspace//home/./bin:/bin:/home/boxuser/.local/bin":         "/bin",
+		".:/bin:bin::": "/bin",
+		"/usr/../workspace/home/bin:/opt/tool/bin": "/opt/tool/bin",
+		"/workspace/bin:/tmp:/dev/shm:/sbin":       "/sbin",
+		"/opt/conda/bin:/opt/conda:/bin":           "/bin",
+		"/opt/conda/link:/opt/by-user:/bin":        "/bin",
+		"/opt/by-root:/opt/tool/../../usr/sbin":    "/opt/by-root:/opt/tool/../../usr/sbin",
+		"/opt/all:/opt/group:/home/node/bin:/bin":  "/bin",
+		"/proc/self/cwd:/missing:/etc/passwd:/bin": "/bin",
+		"/workspace/home/.local/bin":               defaultPath,
+		"":                                         defaultPath,
 	} {
-		if got := pathOfRoot(image); got != want {
+		r.Base = []string{"PATH=" + image}
+		if got := l.pathOfRoot(r); got != want {
 			t.Errorf("%q: %q, want %q", image, got, want)
 		}
 	}
-	for _, user := range []string{"root", "0", "0:5"} {
-		u, err := parseUser(user)
-		if err != nil {
+	want(t, rootSh(t, l, id, `printf '#!/bin/sh\nid -u\n' | tee /opt/conda/bin/planted >/workspace/home/planted; chmod +x /opt/conda/bin/planted /workspace/home/planted`), "")
+	for _, base := range []string{"/opt/conda/bin:/usr/bin:/bin", "/opt/conda/bin"} {
+		r.Base = []string{"PATH=" + base}
+		if err := l.saveRecord(r); err != nil {
 			t.Fatal(err)
 		}
-		env := environment([]string{"PATH=/workspace/home/bin:/bin"}, u, nil, nil)
-		if !slices.Contains(env, "PATH=/bin") {
-			t.Errorf("%s: %q", user, env)
+		for _, user := range []string{"root", "0", "0:5"} {
+			for _, args := range [][]string{{"planted"}, {"/bin/sh", "-c", "planted"}} {
+				var out strings.Builder
+				if res, err := l.Exec(t.Context(), id, ExecSpec{Args: args, User: user, Stdout: &out}); res.Status != 127 {
+					t.Errorf("%s, %s, %q: %+v, %v, %q", base, user, args, res, err, out.String())
+				}
+			}
 		}
 	}
 }

@@ -130,19 +130,27 @@ func endingWith(done func()) func(*boxfs.Session, error) (*boxfs.Session, func()
 	}
 }
 
+// openRoot opens the root of a running box with O_PATH. It returns [ErrNoFiles] for boxes whose files are invisible to the host.
+func (l *Launcher) openRoot(id policy.BoxID) (*os.File, error) {
+	if l.runtime.OwnFiles {
+		return nil, ErrNoFiles
+	}
+	pid, err := readPid(filepath.Join(l.dirs.box(id), "pid"))
+	if err != nil {
+		return nil, err
+	}
+	return boxfs.OpenRoot(pid, l.dirs.userPin(id), rootfs.InitPath)
+}
+
 // openFiles opens a session as a user of the box.
 func (l *Launcher) openFiles(ctx context.Context, r record, user int, open func(context.Context, boxfs.Config) (*boxfs.Session, error)) (*boxfs.Session, error) {
 	if !r.Created {
 		return nil, fmt.Errorf("box %s: %w", r.ID, ErrNotRunning)
 	}
-	if l.runtime.OwnFiles {
-		return nil, ErrNoFiles
-	}
-	pid, err := readPid(filepath.Join(l.dirs.box(r.ID), "pid"))
-	if err != nil {
+	root, err := l.openRoot(r.ID)
+	if errors.Is(err, ErrNoFiles) {
 		return nil, err
 	}
-	root, err := boxfs.OpenRoot(pid, l.dirs.userPin(r.ID), rootfs.InitPath)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return nil, fmt.Errorf("box %s: %w", r.ID, ErrNotRunning)
 	}

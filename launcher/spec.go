@@ -6,12 +6,14 @@ import (
 	"io"
 	"maps"
 	"net/netip"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"boxgate/internal/lazyregexp"
+	"boxgate/launcher/boxfs"
 	"boxgate/launcher/container"
 	"boxgate/launcher/namespace"
 	"boxgate/launcher/rootfs"
@@ -186,18 +188,10 @@ const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 // environment returns the environment of a command: the variables of the image, the launcher, the box and the command;
 // later ones win.
 func environment(base []string, user execUser, box, command map[string]string) []string {
-	env := map[string]string{"PATH": defaultPath}
-	for _, kv := range base {
-		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
-			env[k] = v
-		}
-	}
+	env := environmentOf(base)
 	env["HOME"] = user.home
 	env["USER"] = user.name
 	env["LOGNAME"] = user.name
-	if user.uid == 0 {
-		env["PATH"] = pathOfRoot(env["PATH"])
-	}
 	if env["LANG"] == "" {
 		env["LANG"] = "C.UTF-8"
 	}
@@ -213,12 +207,26 @@ func environment(base []string, user execUser, box, command map[string]string) [
 	return list
 }
 
-// pathOfRoot returns root's PATH: that of the image without the directories of the box's user, who could put a program there that
-// the image lacks.
-func pathOfRoot(value string) string {
-	dirs := slices.DeleteFunc(filepath.SplitList(value), func(dir string) bool {
-		return !path.IsAbs(dir) || strings.HasPrefix(path.Clean(dir)+"/", rootfs.Home+"/")
+// environmentOf returns the variables of an image.
+func environmentOf(base []string) map[string]string {
+	env := map[string]string{"PATH": defaultPath}
+	for _, kv := range base {
+		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
+			env[k] = v
+		}
+	}
+	return env
+}
+
+// pathOfRoot returns root's PATH: that of the image without the directories where the box's user could put a program that the
+// image lacks, and without missing ones. root is that of the running box.
+func pathOfRoot(base []string, root *os.File, user int) string {
+	dirs := slices.DeleteFunc(filepath.SplitList(environmentOf(base)["PATH"]), func(dir string) bool {
+		return !path.IsAbs(dir) || !boxfs.IsFixed(root, dir, user)
 	})
+	if len(dirs) == 0 {
+		return defaultPath // an empty one would be the working directory
+	}
 	return strings.Join(dirs, ":")
 }
 
