@@ -78,7 +78,8 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 		}
 	}
 	trusts, hadRoot := false, r.Root
-	if r.Root = l.cfg.Root; r.Root != hadRoot {
+	r.Root = l.cfg.Root
+	if hadRoot && !r.Root {
 		if err := l.saveRecord(r); err != nil { // commands must not believe that the box still has the mount of its last run
 			return err
 		}
@@ -90,6 +91,9 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 		trusts, err = l.writeRestartedRoot(root, spec)
 		return err
 	})
+	if err == nil && r.Root && !hadRoot { // not before, so that a start that failed is followed by one that lets it use sudo
+		err = l.saveRecord(r)
+	}
 	if err == nil && trusts {
 		l.noteRoots(r, spec.Roots)
 	}

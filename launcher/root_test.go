@@ -339,8 +339,14 @@ func TestRootFollowsTheConfiguration(t *testing.T) {
 	sudo(false, "off")
 	l.cfg.Root = true
 	sudo(false, "given to a running box")
+	if err := l.Stop(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Restart(t.Context(), Spec{ID: id, CA: launchertest.CA(t)}); err == nil { // without Renew
+		t.Error("a box without namespaces has started")
+	}
 	restarted(t, l, id, true)
-	sudo(true, "after a start")
+	sudo(true, "after a start that failed, and one that did not")
 	if r := rootSh(t, l, id, "echo changed > /etc/sudoers.d/boxgate"); r.exit != 0 {
 		t.Fatalf("%+v", r)
 	}
