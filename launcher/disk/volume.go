@@ -142,7 +142,8 @@ func attach(file string) (*os.File, error) {
 // attaching serializes attach, so that two calls for a file find one device.
 var attaching sync.Mutex
 
-// attached returns the loop device that a file is attached to, open, or nil if there is none.
+// attached returns the loop device that a file is attached to, open, or nil if there is none. Only devices of files of its name are
+// opened: others belong to somebody else, and the file system of their files may fail or never answer.
 func attached(backing *os.File) (*os.File, error) {
 	var file unix.Stat_t
 	if err := unix.Fstat(int(backing.Fd()), &file); err != nil {
@@ -154,7 +155,7 @@ func attached(backing *os.File) (*os.File, error) {
 	}
 	for _, dir := range inUse {
 		n, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(filepath.Dir(dir)), "loop"))
-		if err != nil {
+		if err != nil || !hasNameOf(dir, backing.Name()) {
 			continue
 		}
 		device, err := openLoop(n, os.O_RDONLY)
@@ -175,6 +176,17 @@ func attached(backing *os.File) (*os.File, error) {
 		}
 	}
 	return nil, nil
+}
+
+// hasNameOf reports whether the file of a loop device, given by its directory in sysfs, may be this one: its directory and name are
+// the same. What is above depends on the mount by which it was opened.
+func hasNameOf(dir, file string) bool {
+	text, err := os.ReadFile(filepath.Join(dir, "backing_file"))
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist) // it was just detached
+	}
+	theirs := strings.TrimSuffix(string(text), "\n")
+	return filepath.Base(theirs) == filepath.Base(file) && filepath.Base(filepath.Dir(theirs)) == filepath.Base(filepath.Dir(file))
 }
 
 // openLoop opens a loop device. Not every /dev has its node.
