@@ -2,7 +2,9 @@ package launcher
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -353,8 +355,18 @@ func TestRootFollowsTheConfiguration(t *testing.T) {
 	restarted(t, l, id, true)
 	want(t, rootSh(t, l, id, "cat /etc/sudoers.d/boxgate; rm /etc/sudoers.d/boxgate"), "changed") // root's files stay as it left them
 	want(t, rootSh(t, l, id, "echo 'boxuser ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/boxgate"), "")
+	before, input := io.Pipe()
+	var out strings.Builder
+	c, err := l.Start(t.Context(), id, ExecSpec{Args: []string{"sh", "-c", "read go; sudo -n id -u"}, Stdin: before, Stdout: &out})
+	if err != nil {
+		t.Fatal(err)
+	}
 	l.cfg.Root = false
 	sudo(false, "taken away")
+	_, err = io.WriteString(input, "go\n")
+	if _, werr := c.Wait(t.Context()); errors.Join(err, werr) != nil || out.String() != "0\n" { // as docs/boxes.md has it
+		t.Errorf("a command from before: %q, %v, %v", out.String(), err, werr)
+	}
 	restarted(t, l, id, false)
 	sudo(false, "off after a start")
 	want(t, sh(t, l, id, "awk '$5 == \"/\" {print $6}' /proc/self/mountinfo | grep -o nosuid"), "nosuid")
