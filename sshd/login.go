@@ -10,7 +10,6 @@ import (
 	gossh "golang.org/x/crypto/ssh"
 	"golang.org/x/time/rate"
 
-	"boxgate/internal/sshflow"
 	"boxgate/proxy/recovery"
 )
 
@@ -122,7 +121,7 @@ func (c *client) failed() error {
 
 // handshake logs the client in. It returns false if that fails.
 func (c *client) handshake() (conn *gossh.ServerConn, channels <-chan gossh.NewChannel, requests <-chan *gossh.Request, ok bool) {
-	c.flow.Limit(time.Now().Add(loginTime))
+	defer time.AfterFunc(loginTime, c.cut).Stop()
 	opening := c.flow.AddStream() // until the login, all data counts as backlog
 	defer opening.Remove()
 	defer func() {
@@ -141,7 +140,6 @@ func (c *client) handshake() (conn *gossh.ServerConn, channels <-chan gossh.NewC
 	if err != nil || c.login == nil {
 		return nil, nil, nil, false
 	}
-	c.flow.Limit(time.Time{})
 	return conn, channels, requests, true
 }
 
@@ -172,19 +170,21 @@ func addressOf(conn net.Conn) string {
 	return "unknown"
 }
 
-// strangerClaim is the account of a client that is not logged in: no memory beyond [sshflow.Free].
-type strangerClaim struct{}
+// strangerClaim is the account of a client that is not logged in: no memory beyond [sshflow.Free]. A client that sends more is cut, since
+// a flow that waits for memory notices neither its deadline nor the end of the connection.
+type strangerClaim struct{ c *client }
 
 // Grow implements [sshflow.Claim].
-func (*strangerClaim) Grow(int) bool { return false }
+func (s strangerClaim) Grow(int) bool {
+	go s.c.cut() // the caller holds the lock of the flow
+	return false
+}
 
 // Shrink implements [sshflow.Claim].
-func (*strangerClaim) Shrink(int) {}
+func (strangerClaim) Shrink(int) {}
 
 // Close implements [sshflow.Claim].
-func (*strangerClaim) Close() {}
-
-var _ sshflow.Claim = (*strangerClaim)(nil)
+func (strangerClaim) Close() {}
 
 // Limits on the key exchanges that a client may start on one connection. Each costs as much as a handshake; clients start one after a
 // gigabyte or an hour.

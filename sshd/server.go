@@ -277,7 +277,8 @@ func (s *Server) sweepRegularly() (stop func()) {
 func (s *Server) handle(conn net.Conn, gate Gate) {
 	defer conn.Close()
 	defer recovery.Panic(s.cfg.Log, "", func() {})
-	c := &client{server: s, conn: conn, gate: gate, flow: sshflow.New(conn, new(strangerClaim))}
+	c := &client{server: s, conn: conn, gate: gate}
+	c.flow = sshflow.New(conn, strangerClaim{c})
 	c.ctx, c.end = context.WithCancel(context.Background())
 	defer c.cut()
 	c.serve()

@@ -471,3 +471,25 @@ func TestFloodsOfOneConnection(t *testing.T) {
 		return true
 	})
 }
+
+// TestStrangersEnd: a client that sends more than a login needs is cut before its time is over, and its handler ends.
+func TestStrangersEnd(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	began := time.Now()
+	for range 20 { // each leaves data unread
+		if _, err := r.login(gossh.Password(strings.Repeat("x", 200_000))); err == nil {
+			t.Fatal("logged in")
+		}
+	}
+	ended := make(chan struct{})
+	go func() { r.server.handlers.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(time.Minute):
+		t.Fatal("the handlers of strangers stay")
+	}
+	if took := time.Since(began); took > loginTime {
+		t.Errorf("20 strangers were served for %v", took)
+	}
+}
