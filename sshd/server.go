@@ -102,7 +102,10 @@ type Server struct {
 	listeners map[Listener]bool
 	open      map[*client]bool // logged in
 	accepting sync.WaitGroup   // Add under mu and only while not retired
-	handlers  sync.WaitGroup   // Add by an accept loop
+	sweeping  sync.Once
+	ended     chan struct{}  // closed at the end of Shutdown
+	end       func()         // closes it
+	handlers  sync.WaitGroup // Add by an accept loop
 
 	logins   *prometheus.CounterVec // by result
 	channels *prometheus.GaugeVec   // by kind
@@ -113,8 +116,10 @@ func New(cfg Config) (*Server, error) {
 	if err := required.Fields(cfg); err != nil {
 		return nil, err
 	}
+	ended := make(chan struct{})
 	return &Server{
 		cfg: cfg, failing: make(chan struct{}, mostFailing), listeners: map[Listener]bool{}, open: map[*client]bool{},
+		ended: ended, end: sync.OnceFunc(func() { close(ended) }),
 		logins: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "boxgate_ssh_logins_total", Help: "Ends of attempts to log in over SSH, by result.",
 		}, []string{"result"}),
@@ -137,7 +142,8 @@ func (s *Server) Fingerprint() string {
 	return gossh.FingerprintSHA256(s.cfg.HostKey.PublicKey())
 }
 
-// Serve serves the connections of ln until [Server.Retire], and closes it. An error is one of accepting.
+// Serve serves the connections of ln until [Server.Retire], and closes it. Until [Server.Shutdown] has ended, all logins are checked each
+// second, since API keys expire. An error is one of accepting.
 func (s *Server) Serve(ln Listener, gate Gate) error {
 	s.mu.Lock()
 	if s.retired {
@@ -149,8 +155,7 @@ func (s *Server) Serve(ln Listener, gate Gate) error {
 	s.mu.Unlock()
 	defer s.accepting.Done()
 	defer ln.Close()
-	stop := s.sweepRegularly()
-	defer stop()
+	s.sweeping.Do(func() { go s.sweepRegularly() })
 	const firstPause, lastPause = 5 * time.Millisecond, time.Second
 	for pause := firstPause; ; {
 		conn, err := ln.Accept()
@@ -193,6 +198,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
+	defer s.end()
 	s.Retire()
 	for _, c := range s.clients(func(*client) bool { return true }) {
 		c.leave()
@@ -256,21 +262,18 @@ func (s *Server) clients(wanted func(*client) bool) (list []*client) {
 // sweepInterval is the interval at which all logins are checked, since API keys expire.
 const sweepInterval = time.Second
 
-// sweepRegularly rechecks the logins until stop is called.
-func (s *Server) sweepRegularly() (stop func()) {
-	tick, done := time.NewTicker(sweepInterval), make(chan struct{})
-	go func() {
-		defer tick.Stop()
-		for {
-			select {
-			case <-tick.C:
-				s.Recheck()
-			case <-done:
-				return
-			}
+// sweepRegularly rechecks the logins until [Server.Shutdown] has ended.
+func (s *Server) sweepRegularly() {
+	tick := time.NewTicker(sweepInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			s.Recheck()
+		case <-s.ended:
+			return
 		}
-	}()
-	return func() { close(done) }
+	}
 }
 
 // handle serves one connection. A panic ends it alone.

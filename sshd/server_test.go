@@ -493,3 +493,24 @@ func TestStrangersEnd(t *testing.T) {
 		t.Errorf("20 strangers were served for %v", took)
 	}
 }
+
+// TestRetiredServersCheckLogins: the connections that a retired server still has end with their API keys.
+func TestRetiredServersCheckLogins(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := r.mustLogin()
+	r.set(func(ctx context.Context, _ Command, _ Streams, _ func(Process)) (int, error) {
+		<-ctx.Done()
+		return 0, ctx.Err()
+	})
+	s, err := c.NewSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Start("x"); err != nil {
+		t.Fatal(err)
+	}
+	r.server.Retire()
+	r.valid.Store(false)
+	until(t, "the connection is cut", func() bool { return r.server.Open() == 0 })
+}
