@@ -5,8 +5,11 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"syscall"
+	"time"
 
 	gossh "golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
 
 	"boxgate/internal/sshflow"
 	"boxgate/proxy/recovery"
@@ -55,6 +58,31 @@ func (c *client) contained(f func()) func() {
 		defer recovery.Panic(c.server.cfg.Log, "", c.cut)
 		f()
 	}
+}
+
+// unreadTime is how long a connection may be unread before [client.vanished] looks at it.
+const unreadTime = 5 * time.Second
+
+// vanished reports whether the client has closed the connection while commands do not read their input. Then the flow reads no further,
+// so the end of the connection is behind data that is not read.
+func (c *client) vanished() bool {
+	if c.flow.Idle() < unreadTime {
+		return false
+	}
+	socket, ok := c.conn.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return false
+	}
+	gone := false
+	_ = raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		gone = err == nil && info.State != unix.BPF_TCP_ESTABLISHED
+	})
+	return gone
 }
 
 // serve serves the connection until it ends.

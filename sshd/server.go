@@ -270,6 +270,9 @@ func (s *Server) sweepRegularly() {
 		select {
 		case <-tick.C:
 			s.Recheck()
+			for _, c := range s.clients((*client).vanished) {
+				c.cut()
+			}
 		case <-s.ended:
 			return
 		}

@@ -514,3 +514,46 @@ func TestRetiredServersCheckLogins(t *testing.T) {
 	r.valid.Store(false)
 	until(t, "the connection is cut", func() bool { return r.server.Open() == 0 })
 }
+
+// TestVanishedClients: a connection ends with its client, also if so much input of commands waits that nothing is read.
+func TestVanishedClients(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	conn, err := net.Dial("tcp", r.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	transport, channels, requests, err := gossh.NewClientConn(conn, r.address, &gossh.ClientConfig{
+		User: "box1", Auth: []gossh.AuthMethod{gossh.Password(password)}, HostKeyCallback: gossh.FixedHostKey(r.server.cfg.HostKey.PublicKey()),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := gossh.NewClient(transport, channels, requests)
+	r.set(func(ctx context.Context, _ Command, _ Streams, _ func(Process)) (int, error) {
+		<-ctx.Done()
+		return 0, ctx.Err()
+	})
+	var inputs []io.Writer
+	for range 6 { // each may send two MiB ahead
+		s, err := c.NewSession()
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, _ := s.StdinPipe()
+		if err := s.Start("x"); err != nil {
+			t.Fatal(err)
+		}
+		inputs = append(inputs, in)
+	}
+	var senders sync.WaitGroup
+	for _, in := range inputs {
+		senders.Go(func() { _, _ = in.Write(make([]byte, 4<<20)) })
+	}
+	until(t, "nothing is read", func() bool { return r.claimed.Load() > sshflow.Cost*(sshflow.Most-2*sshflow.Step) })
+	_ = conn.(*net.TCPConn).SetLinger(0) // otherwise the kernel retries for minutes to send the rest
+	_ = c.Close()
+	senders.Wait()
+	until(t, "the connection is cut", func() bool { return r.server.Open() == 0 })
+}
