@@ -23,8 +23,10 @@ const (
 	loginTime = 30 * time.Second
 	// maxTries is the number of keys and passwords that a client may try on one connection.
 	maxTries = 6
-	// failTime delays the answer to a wrong password.
-	failTime = time.Second
+	// failTime is the time from a wrong password to its answer, and keyFailTime that from a signature by a wrong key. They hide how long
+	// looking up the box and the key has taken.
+	failTime    = time.Second
+	keyFailTime = 20 * time.Millisecond
 	// mostFailing is the maximum number of such answers that are being delayed.
 	mostFailing = 256
 	// maxPassword is the maximum length of a password in bytes.
@@ -69,12 +71,13 @@ func (c *client) config() *gossh.ServerConfig {
 	config := &gossh.ServerConfig{
 		Config: algorithms(), ServerVersion: version, MaxAuthTries: maxTries, PublicKeyAuthAlgorithms: clientKeys(),
 		PasswordCallback: func(m gossh.ConnMetadata, password []byte) (*gossh.Permissions, error) {
+			answer := time.Now().Add(failTime)
 			if len(password) > maxPassword {
-				return nil, c.failed()
+				return nil, c.failed(answer)
 			}
 			login, ok := c.gate.Password(m.User(), string(password))
 			if !ok {
-				return nil, c.failed()
+				return nil, c.failed(answer)
 			}
 			return c.loggedIn(login, byPassword)
 		},
@@ -84,9 +87,11 @@ func (c *client) config() *gossh.ServerConfig {
 			return &gossh.Permissions{}, nil
 		},
 		VerifiedPublicKeyCallback: func(m gossh.ConnMetadata, key gossh.PublicKey, _ *gossh.Permissions, _ string) (*gossh.Permissions, error) {
+			answer := time.Now().Add(keyFailTime)
 			login, ok := c.gate.PublicKey(m.User(), key)
 			if !ok {
 				c.tried = true
+				c.await(answer)
 				return nil, errRefused
 			}
 			return c.loggedIn(login, byPublicKey)
@@ -102,17 +107,22 @@ func (c *client) loggedIn(login Login, how string) (*gossh.Permissions, error) {
 	return &gossh.Permissions{}, nil
 }
 
-// failed delays the answer to a wrong password, while the client still counts as a stranger. Beyond mostFailing clients, the connection
-// is closed without an answer instead.
-func (c *client) failed() error {
+// await waits until a time, or until the connection is cut.
+func (c *client) await(t time.Time) {
+	select {
+	case <-time.After(time.Until(t)):
+	case <-c.ctx.Done():
+	}
+}
+
+// failed delays the answer to a wrong password until a time, while the client still counts as a stranger. Beyond mostFailing clients,
+// the connection is closed without an answer instead.
+func (c *client) failed(answer time.Time) error {
 	c.tried = true
 	select {
 	case c.server.failing <- struct{}{}:
 		defer func() { <-c.server.failing }()
-		select {
-		case <-time.After(failTime):
-		case <-c.ctx.Done():
-		}
+		c.await(answer)
 	default:
 		c.cut()
 	}
