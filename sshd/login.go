@@ -131,7 +131,7 @@ func (c *client) failed(answer time.Time) error {
 
 // handshake logs the client in. It returns false if that fails.
 func (c *client) handshake() (conn *gossh.ServerConn, channels <-chan gossh.NewChannel, requests <-chan *gossh.Request, ok bool) {
-	defer time.AfterFunc(loginTime, c.cut).Stop()
+	defer time.AfterFunc(c.server.loginTime, c.cut).Stop()
 	opening := c.flow.AddStream() // until the login, all data counts as backlog
 	defer opening.Remove()
 	defer func() {

@@ -94,8 +94,9 @@ type Listener interface {
 
 // Server serves SSH. Create it with [New]; a nil Server has no connections. Safe for concurrent use.
 type Server struct {
-	cfg     Config
-	failing chan struct{} // has an element for each answer to a wrong password that is being delayed
+	cfg       Config
+	loginTime time.Duration // loginTime, except in tests
+	failing   chan struct{} // has an element for each answer to a wrong password that is being delayed
 
 	mu        sync.Mutex
 	retired   bool
@@ -118,7 +119,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	ended := make(chan struct{})
 	return &Server{
-		cfg: cfg, failing: make(chan struct{}, mostFailing), listeners: map[Listener]bool{}, open: map[*client]bool{},
+		cfg: cfg, loginTime: loginTime, failing: make(chan struct{}, mostFailing), listeners: map[Listener]bool{}, open: map[*client]bool{},
 		ended: ended, end: sync.OnceFunc(func() { close(ended) }),
 		logins: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "boxgate_ssh_logins_total", Help: "Ends of attempts to log in over SSH, by result.",

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -53,7 +54,9 @@ func newKey(t testing.TB) gossh.Signer {
 	return signer
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t *testing.T) *rig { t.Helper(); return newRigWith(t, func(*Server) {}) }
+
+func newRigWith(t *testing.T, change func(*Server)) *rig {
 	t.Helper()
 	r := &rig{t: t, signer: newKey(t)}
 	r.known = r.signer.PublicKey()
@@ -63,6 +66,7 @@ func newRig(t *testing.T) *rig {
 	if r.server, err = New(Config{HostKey: newKey(t), Log: zap.NewNop()}); err != nil {
 		t.Fatal(err)
 	}
+	change(r.server)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -557,4 +561,43 @@ func TestVanishedClients(t *testing.T) {
 	_ = c.Close()
 	senders.Wait()
 	until(t, "the connection is cut", func() bool { return r.server.Open() == 0 })
+}
+
+// TestLoginsTakeNoLonger: clients that do not log in are gone when their time is over, wherever they stopped; others stay.
+func TestLoginsTakeNoLonger(t *testing.T) {
+	t.Parallel()
+	r := newRigWith(t, func(s *Server) { s.loginTime = 2 * time.Second })
+	stays := r.mustLogin()
+	var ended sync.WaitGroup
+	for what, sent := range map[string]string{
+		"silence": "", "half a greeting": "SSH-2.0-x", "greetings": strings.Repeat("x\r\n", 100), "no key exchange": "SSH-2.0-x\r\n", "a packet that never ends": "SSH-2.0-x\r\n\x00\x00\x80\x00\x04",
+	} {
+		c, err := net.Dial("tcp", r.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
+		_, _ = io.WriteString(c, sent)
+		ended.Go(func() {
+			if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("%s: the client stays", what)
+			}
+		})
+	}
+	for _, auth := range []gossh.AuthMethod{
+		gossh.PasswordCallback(func() (string, error) { <-t.Context().Done(); return "", t.Context().Err() }),
+		gossh.PublicKeysCallback(func() ([]gossh.Signer, error) { <-t.Context().Done(); return nil, t.Context().Err() }),
+	} {
+		go func() { _, _ = r.login(auth) }()
+	}
+	ended.Wait()
+	until(t, "the clients that hesitate are gone", func() bool { return r.logins(refused) == 7 })
+	s, err := stays.NewSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Run("x"); err != nil {
+		t.Errorf("the client that has logged in: %v", err)
+	}
 }

@@ -151,7 +151,12 @@ func (w *world) dial() (c net.Conn) {
 // logIn logs in to a box with the client of x/crypto.
 func (w *world) logIn(box string, auth ...gossh.AuthMethod) (*gossh.Client, error) {
 	w.T.Helper()
-	conn, channels, requests, err := gossh.NewClientConn(w.dial(), "gateway", &gossh.ClientConfig{
+	return w.logInBy(w.dial(), box, auth...)
+}
+
+// logInBy is logIn by a connection.
+func (w *world) logInBy(by net.Conn, box string, auth ...gossh.AuthMethod) (*gossh.Client, error) {
+	conn, channels, requests, err := gossh.NewClientConn(by, "gateway", &gossh.ClientConfig{
 		User: box, Auth: auth, HostKeyCallback: gossh.InsecureIgnoreHostKey(), //nolint:gosec // of a test
 	})
 	if err != nil {
