@@ -273,6 +273,64 @@ func TestAttackSFTP(t *testing.T) {
 	}
 }
 
+// TestAttackSFTPThatHangs: files that never open hang their own session only, which ends with its client, and neither its place nor the
+// box stays.
+func TestAttackSFTPThatHangs(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	box := w.Create(map[string]any{})
+	_, key := w.apiKey("admin", nil)
+	w.MustSh(box, "mkfifo never; mkdir many; cd many; seq 1 5000 | xargs touch; truncate -s 1T ../sparse")
+	hang := func() (conns []*gossh.Client) {
+		for range 8 {
+			c := w.mustLogIn(box, key)
+			client, err := sftp.NewClient(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 20 {
+				go func() { _, _ = client.Open("never") }()
+			}
+			conns = append(conns, c)
+		}
+		return conns
+	}
+	conns := hang()
+	if _, err := sftp.NewClient(w.mustLogIn(box, key)); err == nil {
+		t.Error("a session above the limit")
+	}
+	if out := w.MustSh(box, "echo works"); out != "works\n" {
+		t.Errorf("a command: %q", out)
+	}
+	for _, c := range conns {
+		_ = c.Close()
+	}
+	w.Until("the places are free", func() bool {
+		c, err := w.logIn(box, gossh.Password(key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		client, err := sftp.NewClient(c)
+		if err != nil {
+			return false
+		}
+		defer client.Close()
+		list, err := client.ReadDir("many")
+		sparse, failed := client.Stat("sparse")
+		if err := errors.Join(err, failed); err != nil || len(list) != 5000 || sparse.Size() != 1<<40 {
+			t.Fatalf("%d files of a large directory, %v", len(list), err)
+		}
+		return true
+	})
+	conns = hang()
+	w.MustDelete(box)
+	for _, c := range conns {
+		_ = c.Wait()
+	}
+	w.NoInternalErrors()
+}
+
 // TestSessionsAreBounded: a client that asks for more than it may have gets a refusal, and the others go on.
 func TestSessionsAreBounded(t *testing.T) {
 	t.Parallel()
