@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"time"
 
 	"boxgate/launcher/boxfs/sftpserver"
 )
@@ -11,8 +12,16 @@ import (
 // OpenSFTP starts a session whose process serves SFTP, see package sftpserver. Of its methods, only [Session.Serve], Pid, Ended and Close
 // may be called.
 func OpenSFTP(ctx context.Context, cfg Config) (*Session, error) {
-	return openAs(ctx, cfg, sftpserver.Name)
+	s, err := openAs(ctx, cfg, sftpserver.Name)
+	if err == nil {
+		s.closeTimeout = sftpCloseTimeout
+	}
+	return s, err
 }
+
+// sftpCloseTimeout is how long the process may take to end after its streams have. It has nothing to clean up; a call that hangs, such as
+// opening a FIFO, would hold one of the box's few places for longer.
+const sftpCloseTimeout = 200 * time.Millisecond
 
 // Serve moves the bytes of a client of SFTP until the client, the process or the session's context has ended. The error is nil if the
 // client has ended it.
