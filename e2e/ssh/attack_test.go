@@ -434,6 +434,28 @@ func TestQuotasOfSSH(t *testing.T) {
 			t.Error("a third connection")
 		}
 	}
+	w.serveInside(box, "127.0.0.1", "8111")
+	_, few := w.apiKey("one-box", map[string]any{"box": box, "quotas": map[string]int{"requests": 3}})
+	by := w.mustLogIn(box, few)
+	var ports []net.Conn
+	for range 3 { // the port in use counts as well
+		conn, err := by.Dial("tcp", "localhost:8111")
+		if err != nil {
+			if len(ports) != 2 || !strings.Contains(err.Error(), "requests") {
+				t.Errorf("connection %d to a port: %v", len(ports), err)
+			}
+			break
+		}
+		ports = append(ports, conn)
+	}
+	if len(ports) != 2 {
+		t.Fatalf("%d connections to a port", len(ports))
+	}
+	_ = ports[0].Close()
+	w.Until("the place of a connection to a port is free", func() bool {
+		conn, err := by.Dial("tcp", "localhost:8111")
+		return err == nil && conn.Close() == nil
+	})
 	if s, err := c.NewSession(); err != nil || s == nil {
 		t.Errorf("the first connection: %v", err)
 	}

@@ -298,16 +298,40 @@ type port struct {
 	end    func()
 }
 
+// portCost is the memory of a connection to a port: the buffers of both directions, and stacks.
+const portCost = 128 << 10
+
+// charge charges a connection to a port to the API key until release is called: a client may open many by one connection of its own.
+func (l *login) charge() (release func(), err error) {
+	book, holder := l.gate.cfg.Quotas, l.caller.Holder()
+	request, err := book.Acquire(holder, quota.Requests, 1)
+	if err != nil {
+		return nil, err
+	}
+	memory, err := book.Acquire(holder, quota.Memory, portCost)
+	if err != nil {
+		request()
+		return nil, err
+	}
+	return func() { memory(); request() }, nil
+}
+
 // Dial implements [sshd.Port]. The box is awake until the connection is closed, or the use has ended, which closes it.
 func (p *port) Dial(ctx context.Context, host string) (net.Conn, error) {
 	if p.ctx.Err() != nil {
 		return nil, context.Cause(p.ctx)
 	}
-	boxes := p.login.gate.cfg.Boxes
-	done, err := boxes.Hold(ctx, p.login.box)
+	release, err := p.login.charge()
 	if err != nil {
 		return nil, err
 	}
+	boxes := p.login.gate.cfg.Boxes
+	leave, err := boxes.Hold(ctx, p.login.box)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	done := func() { leave(); release() }
 	conn, err := boxes.DialLoopback(ctx, p.login.box, host, p.number)
 	if err != nil {
 		done()
