@@ -88,16 +88,20 @@ func newRootCommand(opts *cli.Options) *cobra.Command {
 // completionTimeout bounds how long a shell waits for the gateway's list of boxes.
 const completionTimeout = 2 * time.Second
 
-// complete adds completion to every command of a tree: for BOX arguments in its usage, and for the flags --box, --policy
-// and --reason.
+// complete adds completion to every command of a tree: for BOX and KEY arguments in its usage, and for the flags --box, --label,
+// --policy and --reason.
 func complete(cmd *cobra.Command, o *cli.Options) {
 	for _, sub := range cmd.Commands() {
 		complete(sub, o)
 	}
-	if usage := strings.Fields(cmd.Use); cmd.ValidArgsFunction == nil && len(usage) > 1 && strings.HasPrefix(usage[1], "BOX") && usage[1] != "BOX:PATH" {
-		cmd.ValidArgsFunction = completeArguments(o, usage)
-	} else if cmd.ValidArgsFunction == nil && len(usage) > 1 && usage[1] == "[BOX[:PATH]]" {
-		cmd.ValidArgsFunction = completeArguments(o, []string{usage[0], "BOX"})
+	isFlag := func(word string) bool { return strings.HasPrefix(word, "[-") }
+	if usage := slices.DeleteFunc(strings.Fields(cmd.Use), isFlag); cmd.ValidArgsFunction == nil && len(usage) > 1 {
+		switch first, optional := strings.CutPrefix(usage[1], "["); {
+		case optional && (strings.HasPrefix(first, "BOX") || first == "KEY]"):
+			cmd.ValidArgsFunction = completeArguments(o, []string{usage[0], first[:3]})
+		case first == "KEY", strings.HasPrefix(first, "BOX") && first != "BOX:PATH":
+			cmd.ValidArgsFunction = completeArguments(o, usage)
+		}
 	}
 	for name, values := range map[string]cobra.CompletionFunc{
 		"box": func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -126,6 +130,14 @@ func completeArguments(o *cli.Options, usage []string) cobra.CompletionFunc {
 			return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) }), directive
 		case next == "POLICY" && len(args) == 1:
 			return completePolicy(o)(cmd, args, begun)
+		case next == "KEY" && len(args) == 0:
+			return fetchIDs(cmd, o, "/v2/api-keys")
+		case next == "ID" && len(args) == 1 && usage[1] == "KEY":
+			return fetchIDs(cmd, o, sshKeysPath(args[0]))
+		case strings.Trim(next, "[]") == "FILE" && len(args) == 1:
+			return nil, cobra.ShellCompDirectiveDefault
+		case next == "[TTL|never]" && len(args) == 1:
+			return []string{"never"}, cobra.ShellCompDirectiveNoFileComp
 		case next == "RUN" && len(args) == 1:
 			return fetchIDs(cmd, o, api.BoxPath(args[0], "runs"))
 		case strings.HasPrefix(next, "ID") && len(args) >= 1 && cmd.HasParent() && cmd.Parent().Name() == "schedule":
@@ -190,15 +202,18 @@ func fetchQuietly(cmd *cobra.Command, o *cli.Options, path string, answer any) b
 	return client.Get(ctx, path, answer) == nil
 }
 
-// fetchIDs fetches the IDs of the runs or schedules of a box: a list, or an object with one.
+// fetchIDs fetches the IDs in a list, or in an object that contains one, such as the runs of a box.
 func fetchIDs(cmd *cobra.Command, o *cli.Options, path string) (ids []string, directive cobra.ShellCompDirective) {
 	type entry struct{ ID string }
 	var answer json.RawMessage
 	if fetchQuietly(cmd, o, path, &answer) {
 		var list []entry
-		var runs struct{ Runs []entry }
-		_, _ = json.Unmarshal(answer, &list), json.Unmarshal(answer, &runs) // one of the two fails
-		for _, e := range append(list, runs.Runs...) {
+		var lists map[string][]entry
+		_, _ = json.Unmarshal(answer, &list), json.Unmarshal(answer, &lists) // one of the two fails
+		for _, more := range lists {
+			list = append(list, more...)
+		}
+		for _, e := range list {
 			ids = append(ids, e.ID)
 		}
 	}

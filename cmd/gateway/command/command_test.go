@@ -170,6 +170,10 @@ func TestCompletion(t *testing.T) {
 			fmt.Fprint(w, `{"runs":[{"id":"run_1"},{"id":"run_2"}]}`)
 		case "/v2/box/demo/schedules":
 			fmt.Fprint(w, `[{"id":"sch_1"}]`)
+		case "/v2/api-keys":
+			fmt.Fprint(w, `{"api_keys":[{"id":"key_1","name":"ci"}]}`)
+		case "/v2/api-keys/ci/ssh-keys":
+			fmt.Fprint(w, `{"ssh_keys":[{"id":"ssh_1","name":"laptop"}]}`)
 		default:
 			fmt.Fprint(w, `[{"id":"b1","name":"demo"},{"id":"b2"}]`)
 		}
@@ -192,6 +196,12 @@ func TestCompletion(t *testing.T) {
 		{[]string{"policy", "presets", ""}, "github npm pypi", "demo"},
 		{[]string{"box", "runs", ""}, "demo b2", ""},
 		{[]string{"box", "ls", ""}, "demo b2", ""},
+		{[]string{"box", "exec", ""}, "demo b2", ""},
+		{[]string{"box", "ttl", "demo", ""}, "never", "b2"},
+		{[]string{"box", "network", "set", "demo", "--policy", ""}, "deny-all", "b2"},
+		{[]string{"api-key", "ssh-key", "add", ""}, "key_1", "demo"},
+		{[]string{"api-key", "ssh-key", "rm", "ci", ""}, "ssh_1", "key_1"},
+		{[]string{"api-key", "rotate", ""}, "key_1", "demo"},
 		{[]string{"box", "run", "cancel", "demo", ""}, "run_1 run_2", "b2"},
 		{[]string{"box", "schedule", "pause", "demo", ""}, "sch_1", "b2"},
 		{[]string{"box", "git", "clone", "demo", ""}, "", "demo"},
