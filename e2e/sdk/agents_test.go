@@ -121,6 +121,7 @@ func serveModels(t *testing.T, w *harness.World) {
 	}{
 		"api.anthropic.com":    {[]string{"198.51.100.82", "2001:db8:1::82"}, model("X-Api-Key", modelKey)},
 		"openrouter.ai":        {[]string{"198.51.100.83", "2001:db8:1::83"}, model("Authorization", "Bearer "+modelKey)},
+		"ai-gateway.vercel.sh": {[]string{"198.51.100.87", "2001:db8:1::87"}, model("Authorization", "Bearer "+modelKey)}, // not metered
 		"models.example.com":   {[]string{"198.51.100.84", "2001:db8:1::84"}, model("X-Api-Key", modelKey)},
 		"mcp.example.com":      {[]string{"198.51.100.85", "2001:db8:1::85"}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Header["X-Mcp-Key"]) }},
 		"receiver.example.com": {[]string{"198.51.100.86", "2001:db8:1::86"}, s.receive},

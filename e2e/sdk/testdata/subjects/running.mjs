@@ -17,7 +17,7 @@ const harnesses = {
     },
   },
   "codex": {
-    model: "openrouter/openai/o3", other: "openrouter/openai/o4-mini", options: { modelReasoningEffort: "xhigh", modelReasoningSummary: "concise", personality: "pragmatic", webSearch: "live" },
+    model: "vercel/openai/o3", other: "vercel/openai/o4-mini", options: { modelReasoningEffort: "xhigh", modelReasoningSummary: "concise", personality: "pragmatic", webSearch: "live" },
     sent: { model_reasoning_effort: "xhigh", model_reasoning_summary: "concise", personality: "pragmatic", web_search: "live" },
   },
   "opencode": { model: "anthropic/claude-sonnet-4-5", other: "anthropic/claude-haiku-4-5", options: { reasoningEffort: "low", textVerbosity: "high", reasoningSummary: "auto", thinking: { type: "enabled", budgetTokens: 9 } } },
