@@ -39,7 +39,7 @@ type Login interface {
 	// Valid reports whether the login is still valid. A connection whose login is not is cut.
 	Valid() bool
 	// Count counts a connection as one of the key's until the connection is closed, and returns the account for its memory, which
-	// the caller closes. The error is that of a limit.
+	// the caller closes. It fails if a limit is reached.
 	Count(conn net.Conn) (sshflow.Claim, error)
 	// Run runs a command in the box until it ends; started is called once it can get signals. If ctx ends, the command is killed.
 	Run(ctx context.Context, c Command, streams Streams, started func(Process)) (exitCode int, err error)
@@ -118,7 +118,7 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	ended := make(chan struct{})
-	return &Server{
+	s := &Server{
 		cfg: cfg, loginTime: loginTime, failing: make(chan struct{}, mostFailing), listeners: map[Listener]bool{}, open: map[*client]bool{},
 		ended: ended, end: sync.OnceFunc(func() { close(ended) }),
 		logins: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -127,7 +127,14 @@ func New(cfg Config) (*Server, error) {
 		channels: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "boxgate_ssh_channels", Help: "Open channels of SSH connections, by kind.",
 		}, []string{"kind"}),
-	}, nil
+	}
+	for _, result := range []string{byPassword, byPublicKey, refused, overLimit} {
+		s.logins.WithLabelValues(result) // shown before the first login
+	}
+	for _, kind := range []string{kindSession, kindForward} {
+		s.channels.WithLabelValues(kind)
+	}
+	return s, nil
 }
 
 // Register registers the metrics.
@@ -144,7 +151,7 @@ func (s *Server) Fingerprint() string {
 }
 
 // Serve serves the connections of ln until [Server.Retire], and closes it. Until [Server.Shutdown] has ended, all logins are checked each
-// second, since API keys expire. An error is one of accepting.
+// second, since API keys expire. It returns an error only of closing ln.
 func (s *Server) Serve(ln Listener, gate Gate) error {
 	s.mu.Lock()
 	if s.retired {
@@ -217,7 +224,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 }
 
-// Recheck cuts the connections whose login is not valid any more, such as after an API key was revoked.
+// Recheck cuts the connections whose login is no longer valid, such as after an API key was revoked.
 func (s *Server) Recheck() {
 	if s == nil {
 		return

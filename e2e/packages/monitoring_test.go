@@ -59,6 +59,7 @@ func TestMetrics(t *testing.T) {
 		c.Metrics.PerBox = config.PerBox{Enabled: true, Max: 1}
 		c.Log.Export.OTLP.Endpoint = "http://127.0.0.1:4318" // no listener
 		c.Metrics.OTLP.Endpoint = "http://127.0.0.1:4318"
+		c.SSH.Listen = "127.0.0.1:2222"
 		c.Kubernetes.Policies, c.Kubernetes.Server = true, "https://127.0.0.1:4318"
 		c.DNS.Upstreams = append([]string{"192.0.2.250"}, c.DNS.Upstreams...) // does not answer
 	})
