@@ -51,7 +51,8 @@ func TestBoxTTL(t *testing.T) {
 	harness.Contains(t, w.Run(1, nil, "", "box", "ttl", "demo", "--extend", "30m"), "no end")
 	harness.Contains(t, w.Run(0, nil, "", "box", "ttl", "demo", "2h"), "the box is deleted at 2", "in 2h0m0s")
 	harness.Contains(t, w.Run(0, nil, "", "box", "ttl", "demo", "--extend", "30m", "--json"), `"expires_at"`, `"ttl"`)
+	harness.Contains(t, w.Run(0, nil, "", "box", "list"), "ENDS")
 	harness.Contains(t, w.Run(1, nil, "", "box", "ttl", "demo", "4d"), "must be between 1 and 259200 seconds")
 	harness.Contains(t, w.Run(0, nil, "", "box", "ttl", "demo", "never"), "the box has no end")
-	harness.Contains(t, w.Run(2, nil, "", "box", "ttl", "demo", "soon"), "is no time")
+	harness.Contains(t, w.Run(2, nil, "", "box", "ttl", "demo", "soon"), "not a duration")
 }

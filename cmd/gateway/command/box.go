@@ -85,6 +85,7 @@ type boxAnswer struct {
 	Attached                                           *api.Attached
 	NetworkPolicy                                      struct{ Mode string } `json:"network_policy"`
 	AuditedUntil                                       int64                 `json:"policy_audited_until"`
+	ExpiresAt                                          int64                 `json:"expires_at"`
 	Warnings                                           []cli.Warning
 }
 
@@ -117,12 +118,24 @@ func (b boxAnswer) attachment() string {
 	return strings.Join(strings.Fields(words), " ")
 }
 
-// printBoxes prints boxes as a table, with columns of attachments and labels if any box has them.
+// end returns when the box is deleted; "-" for never.
+func (b boxAnswer) end() string {
+	if b.ExpiresAt == 0 {
+		return "-"
+	}
+	return clockTime(b.ExpiresAt)
+}
+
+// printBoxes prints boxes as a table, with columns of labels, ends and attachments if any box has them.
 func printBoxes(w io.Writer, boxes []boxAnswer) error {
 	labelled := slices.ContainsFunc(boxes, func(b boxAnswer) bool { return len(b.Labels) > 0 })
 	heading := boxHeading
 	if labelled {
 		heading = append(slices.Clone(heading), "LABELS")
+	}
+	ending := slices.ContainsFunc(boxes, func(b boxAnswer) bool { return b.ExpiresAt != 0 })
+	if ending {
+		heading = append(slices.Clone(heading), "ENDS")
 	}
 	attached := slices.ContainsFunc(boxes, func(b boxAnswer) bool { return b.Attached != nil })
 	if attached {
@@ -133,6 +146,9 @@ func printBoxes(w io.Writer, boxes []boxAnswer) error {
 		row := b.row()
 		if labelled {
 			row = append(row, cmp.Or(strings.Join(b.Labels, ","), "-"))
+		}
+		if ending {
+			row = append(row, b.end())
 		}
 		if attached {
 			row = append(row, b.attachment())

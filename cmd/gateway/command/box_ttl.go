@@ -11,8 +11,8 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 )
 
-const boxTTLHelp = `Moves the time at which a box is deleted: to TTL from now, earlier or later than before. With --extend it is put off by a time; never
-removes it. The limit is 72h from now. A key for one box can only bring the end forward.`
+const boxTTLHelp = `Sets the time at which a box is deleted to TTL from now, earlier or later than before. --extend postpones the present one,
+and "never" removes it. The limit is 72h from now. A key for one box can only bring the end forward.`
 
 // newBoxTTL is `gateway box ttl`.
 func newBoxTTL(o *cli.Options) *cobra.Command {
@@ -40,12 +40,12 @@ func newBoxTTL(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "PUT", api.BoxPath(args[0], "config/ttl"), body, cli.Decoded(printTTL))
 		},
 	}
-	cli.Duration(cmd.Flags(), &extend, "extend", 0, "put the present end off by this time, such as 30m")
+	cli.Duration(cmd.Flags(), &extend, "extend", 0, "postpone the present end by this duration, such as 30m")
 	cli.MapFields(cmd, map[string]string{"/ttl": "TTL", "/extend": "--extend"})
 	return cmd
 }
 
-// ttlBody returns the body of a change: with the time in args, or the one of --extend. Parts of seconds count as a second.
+// ttlBody returns the body of a change, from the time in args or from --extend. Fractions of a second are rounded up.
 func ttlBody(args []string, extend time.Duration) (map[string]any, error) {
 	seconds := func(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
 	if len(args) == 0 {
@@ -56,7 +56,7 @@ func ttlBody(args []string, extend time.Duration) (map[string]any, error) {
 	}
 	d, err := api.ParseDuration(args[0])
 	if err != nil {
-		return nil, cli.Usagef("%q is no time; write 90s, 30m, 2h or 1d, or never", args[0])
+		return nil, cli.Usagef("%q is %w; or write never", args[0], err)
 	}
 	return map[string]any{"ttl": seconds(d)}, nil
 }
