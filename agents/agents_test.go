@@ -162,7 +162,7 @@ func TestMeters(t *testing.T) {
 	}
 }
 
-// TestMetersByPath asks a host with several APIs. Each has its own meter under one key, whichever the harness is, and no path has none.
+// TestMetersByPath asks a host with several APIs. Each has its own meter under one key with every harness, and every path is metered.
 func TestMetersByPath(t *testing.T) {
 	t.Parallel()
 	for _, of := range []api.Hosted{

@@ -152,8 +152,8 @@ type KeyRequest struct {
 
 // SSHKey is a public key that logs in to boxes over SSH with the permissions of an API key.
 type SSHKey struct {
-	ID      string // made from its SHA-256
-	Key     []byte // in the form of RFC 4253, section 6.6
+	ID      string // derived from its SHA-256
+	Key     []byte // in the wire format of RFC 4253, section 6.6
 	Name    string
 	AddedAt time.Time
 }

@@ -275,7 +275,8 @@ func readRefusal(resp *http.Response) error {
 	return refused
 }
 
-// parseRefusal parses the body of an error response; the message is empty if it is anything else. A status is in the body only if the failure came late.
+// parseRefusal parses the body of an error response; the message is empty if it is anything else. The body has a status only if the
+// call failed after its response had begun.
 func parseRefusal(data []byte) *ResponseError {
 	var body struct {
 		Error, Pointer string
@@ -316,7 +317,7 @@ func (c *Client) Exec(ctx context.Context, box string, req ExecRequest, stdout, 
 type Code struct {
 	Code     string
 	Language string        // js, ts or python
-	Dir      string        // absolute, or below [Workspace]; "": that
+	Dir      string        // absolute, or below [Workspace]; "": [Workspace]
 	Timeout  time.Duration // 0: no limit
 }
 

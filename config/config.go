@@ -151,7 +151,7 @@ type Launcher struct {
 	ImageDir    string            `yaml:"image_dir"`
 	RunDir      string            `yaml:"run_dir"`
 	IdleTimeout time.Duration     `yaml:"idle_timeout"`
-	// MaxTTL bounds the time to the end of the boxes of keys other than admin keys, which then all have one; 0: no bound of its own.
+	// MaxTTL is the longest life of boxes of keys other than admin keys, which then all have an end; 0: boxes need no end.
 	MaxTTL time.Duration `yaml:"max_ttl"`
 	Disk   Disk          `yaml:"disk"`
 	// Reserve is the space that boxes, snapshots, images and the history leave free on the disk of the state directory.

@@ -12,9 +12,9 @@ import (
 )
 
 // places limits how much visitors hold at a time, so that no box or network keeps others out. A box gets half of the places at
-// most, and a network of visitors a quarter. A customer with IPv6 has many networks ([peernet]): a /56 gets three eighths, a /48 half. As several boxes and
-// networks could still take everything, the last quarter is for holders of few places: the number they may hold sinks with
-// each place taken, and a holder without any always gets one.
+// most, and a network of visitors a quarter. A customer with IPv6 has many networks ([peernet]): a /56 gets three eighths, a /48 half.
+// As several boxes and networks could still take everything, the last quarter is for holders of few places: the number they may
+// hold sinks with each place taken, and a holder without any always gets one.
 type places struct {
 	most int
 

@@ -36,7 +36,7 @@ const (
 // relays are the connections with a token, by box.
 type relays struct {
 	cfg Config
-	now func() time.Time // of the wall clock
+	now func() time.Time // the wall clock
 
 	mu      sync.Mutex
 	n       int

@@ -12,8 +12,8 @@ import (
 	"boxgate/store/layout"
 )
 
-// RevokedKey has the limits of a revoked API key. They apply to its boxes and public URLs for as long as these exist: revoking a key must
-// not give them more than it had. Admin keys have no limits, so that the configured ones apply after their revocation.
+// RevokedKey has the limits of a revoked API key. They apply to its boxes and public URLs for as long as these exist, so that
+// revoking a key does not widen their limits. Admin keys have none: after their revocation, the configured limits apply.
 type RevokedKey struct {
 	ID        string           `json:"-"`
 	RevokedAt time.Time        `json:"revoked_at"`

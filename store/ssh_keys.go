@@ -15,12 +15,12 @@ import (
 
 // SSHKey is a public key that logs in to boxes over SSH with the permissions of an API key.
 type SSHKey struct {
-	Key     []byte    `json:"key"` // in the form of RFC 4253, section 6.6
+	Key     []byte    `json:"key"` // in the wire format of RFC 4253, section 6.6
 	Name    string    `json:"name,omitempty"`
 	AddedAt time.Time `json:"added_at"`
 }
 
-// ID identifies a public key. It is made from its SHA-256.
+// ID identifies a public key. It is derived from its SHA-256.
 func (k SSHKey) ID() string {
 	sum := sha256.Sum256(k.Key)
 	return "ssh_" + hex.EncodeToString(sum[:8])

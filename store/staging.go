@@ -22,7 +22,7 @@ type Rules struct{ *file }
 // commit makes the staged documents the committed ones, all of them atomically.
 func (db Rules) commit(slots ...slot) error {
 	return db.update(func(tx *transaction) error {
-		at := time.Now() // the same for all, so that no version of one was ever in force beside an earlier one of another
+		at := time.Now() // one time for all, so that the history shows them in force together
 		for _, s := range slots {
 			if err := commitSlot(tx, s, at); err != nil {
 				return err

@@ -197,11 +197,11 @@ func (o *Output) Cut() bool {
 	return o.cut
 }
 
-// CutNote ends output of which something was discarded. The SDK shows no other field of the answer that tells so.
+// CutNote ends truncated output: the SDK has no field for it.
 const CutNote = "\n[boxgate: the output was cut off here, because it is too large for one answer; use a stream, or write it to a file]\n"
 
-// Text returns the kept bytes as valid UTF-8 for JSON; other bytes become U+FFFD. If something was discarded, it ends with [CutNote].
-// Call it once, after the last Write.
+// Text returns the kept bytes as valid UTF-8 for JSON; other bytes become U+FFFD. Truncated text
+// ends with [CutNote]. Call it once, after the last Write.
 func (o *Output) Text() string {
 	o.answer.mu.Lock()
 	defer o.answer.mu.Unlock()

@@ -37,7 +37,7 @@ func TestOutputIsCountedAsItIsAnswered(t *testing.T) {
 		}
 		kept, noted := strings.CutSuffix(o.Text(), CutNote)
 		if !noted {
-			t.Errorf("%.10q: the text does not tell that it is cut", line)
+			t.Errorf("%.10q: the text does not end with the note", line)
 		}
 		text, err := json.Marshal(kept)
 		if err != nil || len(text) > 20_100 || len(text) < 18_000 || !o.Cut() {

@@ -48,7 +48,7 @@ type webhookBody struct {
 	Headers map[string]string `json:"headers,omitempty"`
 }
 
-// The limits of the files of a prompt, which are those of the SDK.
+// The limits on the files of a prompt, the same as in the SDK.
 const (
 	maxFiles = 10
 	maxFile  = 10 << 20 // bytes

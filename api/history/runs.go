@@ -252,8 +252,8 @@ func (h *History) finishRun(r *Run, res api.ExecResult, err error, status, messa
 	h.logLocked(v.BoxID, "info", v.source(), fmt.Sprintf("%s: exit %d after %d ms", v.Prompt, res.ExitCode, v.DurationMS))
 }
 
-// exitCode returns the exit code of a command that ran to its end, or nil. The harness of an agent without an answer may have ended by itself
-// all the same, with another code than 0.
+// exitCode returns the exit code of a command that ran to its end, or nil. A harness that failed to answer can still have an exit code
+// of its own, which is not 0.
 func exitCode(res api.ExecResult, err error) *int {
 	if err != nil && res.ExitCode == 0 {
 		return nil

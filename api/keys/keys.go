@@ -37,7 +37,7 @@ type Host interface {
 	SetAPIKeyQuotas(ctx context.Context, key string, named map[quota.Kind]int64, model *llm.Limit) (api.Key, error)
 	// DeleteAPIKey revokes a key. Revoking the operator's own key is an ErrConflict.
 	DeleteAPIKey(ctx context.Context, key string) (api.Key, error)
-	// AddSSHKey adds a public key, in the form of RFC 4253, section 6.6, to a key. One that any key has is an ErrConflict.
+	// AddSSHKey adds a public key, in the wire format of RFC 4253, section 6.6, to a key. One that any key has is an ErrConflict.
 	AddSSHKey(ctx context.Context, key, name string, public []byte) (api.Key, error)
 	// RemoveSSHKey removes a public key, by its ID. Connections that it has logged in are cut.
 	RemoveSSHKey(ctx context.Context, key, id string) (api.Key, error)

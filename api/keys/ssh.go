@@ -49,7 +49,7 @@ const (
 	maxSSHName = 128
 )
 
-// parseSSHKey parses a line with a public key. It returns the key in the form of RFC 4253, section 6.6, and its comment.
+// parseSSHKey parses a line with a public key. It returns the key in the wire format of RFC 4253, section 6.6, and its comment.
 func parseSSHKey(line string) (public []byte, comment, wrong string) {
 	const form = "must be one line of a .pub file of OpenSSH, such as ssh-ed25519 AAAA…"
 	if len(line) > maxSSHKey || strings.ContainsAny(strings.TrimSpace(line), "\r\n\x00") {

@@ -23,7 +23,7 @@ import (
 // Answerer writes the responses of routes. Details of errors that the caller may not see go to the log.
 type Answerer struct {
 	Log *zap.Logger
-	// Broken is called with the reason before a response breaks off, which most clients do not show. May be nil.
+	// Broken is called before a response breaks off, with the reason: most clients do not show it. May be nil.
 	Broken func(r *http.Request, why string)
 }
 

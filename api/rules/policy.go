@@ -31,8 +31,8 @@ type Host interface {
 type Policies interface {
 	// Policy returns the current policy.
 	Policy(ctx context.Context, id policy.BoxID) (api.PolicyState, error)
-	// SetPolicy returns after the new policy is applied everywhere, and with it the header rules of set, if there are any: in one change. If ifMatch is neither nil nor the current version, the policy is
-	// unchanged and the error is ErrPrecondition.
+	// SetPolicy returns after the new policy, and the header rules of set if there are any, are applied everywhere in one change. If
+	// ifMatch is neither nil nor the current version, the policy is unchanged and the error is ErrPrecondition.
 	SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error)
 	// Network returns the current policy together with the header rules, in Headers.
 	Network(ctx context.Context, id policy.BoxID) (api.PolicyState, error)

@@ -47,7 +47,7 @@ func (a *API) permitUse(ctx context.Context, box policy.BoxID) (*http.Request, e
 
 // Perform does work in a box with the checks and records of a session of the API: the permissions and quotas of the caller, a running
 // command among them, and the audit trail, which has an entry before the work begins and one when it has ended. The context of work
-// has the caller. What work returns for the trail must have no secrets; nil: nothing.
+// has the caller. The map that work returns is added to the trail and must contain no secrets; it may be nil.
 func (a *API) Perform(ctx context.Context, u Use, work func(context.Context) (forTrail map[string]any, err error)) error {
 	ctx = api.WithCaller(ctx, u.Caller)
 	entry := u.entry()
@@ -105,7 +105,7 @@ func (a *API) recordUsed(entry trail.Entry, call uint64, status int, what map[st
 	}
 }
 
-// RecordRefused records a use that was refused. The number of entries per key is bounded, and that of uses without a key.
+// RecordRefused records a use that was refused. The entries of each key, and all entries without a key, are bounded.
 func (a *API) RecordRefused(u Use, err error) {
 	entry := u.entry()
 	left, ok := a.refusals.count(entry.KeyID, time.Now())
@@ -119,5 +119,5 @@ func (a *API) RecordRefused(u Use, err error) {
 	}
 }
 
-// Sessions returns the sessions of boxes, which count those of other protocols as well.
+// Sessions returns the sessions of boxes, including sessions over other protocols.
 func (a *API) Sessions() *session.Endpoints { return a.sessions }

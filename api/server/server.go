@@ -106,7 +106,7 @@ type Config struct {
 	Log *zap.Logger
 	// MaxBody is the largest request body in bytes. 0: 8 MiB.
 	MaxBody int64
-	// MaxRun is the largest body of a run of an agent, which contains files. 0: that of package harness.
+	// MaxRun is the largest body of a run of an agent, which contains files. 0: [harness.MaxBody].
 	MaxRun int64
 	// BodySilence is how long a client may pause within a request body. 0: 10 s.
 	BodySilence time.Duration

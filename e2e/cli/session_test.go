@@ -125,7 +125,7 @@ func TestInterruptedExec(t *testing.T) {
 			startReady(t, cmd)
 		}
 		_ = cmd.Process.Signal(syscall.SIGINT)
-		if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != 130 || strings.Contains(errs.String(), "cancel") || (args[0] == "box") != strings.Contains(errs.String(), "goes on in the box") {
+		if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != 130 || strings.Contains(errs.String(), "cancel") || (args[0] == "box") != strings.Contains(errs.String(), "continues in the box") {
 			t.Errorf("%v: %v: %s", args, cmd.ProcessState, errs.String())
 		}
 	}

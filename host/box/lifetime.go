@@ -87,8 +87,8 @@ func (l *lifetimes) bounds(ctx context.Context) bool {
 	return l.most > 0 && api.CallerOf(ctx).Role != api.RoleAdmin
 }
 
-// ofNew returns the time to live of a new box; 0: it has no end. Within launcher.max_ttl, each box has one. The maximum of the API, which
-// is also the default of ephemeral boxes, becomes the operator's.
+// ofNew returns the time to live of a new box; 0: it has no end. Within launcher.max_ttl, each box has one. [api.MaxTTL], which
+// is also the default of ephemeral boxes, becomes launcher.max_ttl.
 func (l *lifetimes) ofNew(ctx context.Context, asked time.Duration) (time.Duration, error) {
 	switch {
 	case !l.bounds(ctx) || asked > 0 && asked <= l.most:

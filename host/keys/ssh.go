@@ -48,7 +48,7 @@ func (k *Service) indexSSHKeys() {
 	}
 }
 
-// LookUpSSH returns the owner of the API key with this public key, in the form of RFC 4253, section 6.6, and the SHA-256 of that key, if
+// LookUpSSH returns the owner of the API key with this public key, in the wire format of RFC 4253, section 6.6, and the SHA-256 of that key, if
 // it is valid now.
 func (k *Service) LookUpSSH(public []byte) (found api.Key, hash [sha256.Size]byte, ok bool) {
 	indexed, ok := k.ssh.of(public)

@@ -105,8 +105,8 @@ func (s *Service) SetKey(k store.APIKey) {
 	s.keys[k.ID] = k.Model
 }
 
-// RemoveKey revokes an API key, whose record has been deleted. Its own limit goes on applying to the boxes that it has made
-// ([store.RevokedKey]), also after a restart; without one, and for admin keys, the configured one applies.
+// RemoveKey revokes an API key, whose record has been deleted. Its own limit continues to apply to the boxes that it has made
+// ([store.RevokedKey]), also after a restart. Without one, and for admin keys, the configured limit applies.
 func (s *Service) RemoveKey(id string) {
 	revoked, err := s.readRevoked()
 	s.mu.Lock()

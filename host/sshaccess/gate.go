@@ -60,7 +60,7 @@ type Config struct {
 	Boxes  Boxes
 	Keys   Keys
 	Quotas *quota.Book
-	// Count counts a connection for a key until the connection is closed. The error is that of a limit.
+	// Count counts a connection for a key until the connection is closed. It fails if a limit is reached.
 	Count func(conn net.Conn, h quota.Holder) error
 	// Enter counts work until leave is called. It returns false if another process serves.
 	Enter func() (leave func(), ok bool)

@@ -77,7 +77,7 @@ func New(c net.Conn, claim Claim) *Flow {
 	return f
 }
 
-// SetClaim replaces the account that the backlog is charged to, and closes the one before.
+// SetClaim replaces the account that the backlog is charged to, and closes the previous one.
 func (f *Flow) SetClaim(claim Claim) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -55,7 +55,7 @@ type Runtime struct {
 	stateMark  string // see StateFiles
 	emptyNetNS string // see Namespaces
 	lacks      func(cgroups string) string
-	// attachedNote are the limits of its containers that `gateway oci` attaches; "": none.
+	// attachedNote describes what does not work in containers that `gateway oci` attaches; "": everything works.
 	attachedNote string
 	halfStarted  func(comm string, inBox func() bool) bool
 }
@@ -85,7 +85,7 @@ func ByName(program string) *Runtime {
 	return untested(name)
 }
 
-// AttachedNote returns the limits of a container of the runtime that `gateway oci` attaches; "" for none.
+// AttachedNote describes what does not work in containers of the runtime that `gateway oci` attaches; "" if everything works.
 func (r *Runtime) AttachedNote() string { return r.attachedNote }
 
 // Names returns the runtimes that boxgate is tested with.

@@ -5,8 +5,7 @@ import (
 	"strings"
 )
 
-// sudoersPath is read by sudo if /etc/sudoers is that of a distribution, which includes its directory. sudo need not be installed
-// yet.
+// sudoersPath is read by sudo if /etc/sudoers includes its directory, as in all distributions. sudo may be installed later.
 const sudoersPath = "/etc/sudoers.d/boxgate"
 
 // sudoers lets the box's user become any user without a password: the box's root is no boundary to it, and it has no password to

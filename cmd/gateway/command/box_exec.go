@@ -47,7 +47,7 @@ func newBoxExec(o *cli.Options) *cobra.Command {
 		Short: "Run a command in a box and exit with its status",
 		Long: "Run a command in a box and exit with its status.\n\n" +
 			"Without -i, the command has no input. With -i, standard input and SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to it;\n" +
-			"the third signal ends the session and the command. With -t, the command gets a terminal. With --detach, it goes on in the box, and\n" +
+			"the third signal ends the session and the command. With -t, the command gets a terminal. With --detach, it continues in the box, and\n" +
 			"the ID of its run is printed: see `gateway box run`.",
 		Example: "  gateway box exec demo --timeout 10m --env CI=1 -- make test\n  gateway box exec demo --detach -- sh -c 'make >build.log 2>&1'",
 		Args:    cli.MinArgs(2),
@@ -110,7 +110,7 @@ func (e *boxExec) run(cmd *cobra.Command, client *api.Client, box string, comman
 	return boxes.Ended(cmd.Context())(client.Exec(cmd.Context(), box, req, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 }
 
-// start starts a command that goes on in the box, and prints its run.
+// start starts a command that continues without this process, and prints its run.
 func (e *boxExec) start(cmd *cobra.Command, client *api.Client, box string, req api.ExecRequest) error {
 	var answer json.RawMessage
 	if err := client.Start(cmd.Context(), box, req, &answer); err != nil {

@@ -23,11 +23,12 @@ func newBoxNetwork(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-const boxNetworkHelp = `Replaces the policy and the header rules of a box in one change: no request is judged by one of the new and one of the old.
+const boxNetworkHelp = `Replaces the policy and the header rules of a box in one change: no request meets the new policy with the old header rules, or
+the old policy with the new header rules.
 
 DOCUMENT is an object of network_policy and attach_headers, as "gateway policy convert" writes it: JSON or YAML, @FILE, or - for
-standard input. Without attach_headers, the box gets no header rules besides the ones of the policy. Instead of it, --policy and
---headers give the two as in "gateway box create".`
+standard input. Without attach_headers, the box has only the header rules that its policy brings. Instead of DOCUMENT, --policy and
+--headers take both as in "gateway box create".`
 
 const boxNetworkExample = `  gateway policy convert --from vercel --to boxgate policy.json | gateway box network set demo -
   gateway box network set demo --policy '{"mode": "custom", "allowed_domains": ["api.example.com"]}' --headers @rules.yaml
@@ -89,7 +90,7 @@ func networkDocument(arg string, stdin io.Reader) (json.RawMessage, error) {
 	return append([]byte(`{"attach_headers":{},`), rest...), nil
 }
 
-// networkArgument returns the body of a change: the document in args, or one of the values of the flags.
+// networkArgument returns the body of a change: the document in args, or one made from the flags.
 func networkArgument(args []string, policy, headers string, stdin io.Reader) (json.RawMessage, error) {
 	if len(args) > 0 {
 		return networkDocument(args[0], stdin)

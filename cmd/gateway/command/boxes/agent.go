@@ -43,7 +43,7 @@ func newAgentRun(o *cli.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "run BOX PROMPT", Short: "Run the agent of a box and print its answer", Args: cli.ExactArgs(2),
 		Long: "Run the agent of a box and print its answer as it is written. Its thoughts and tools are on standard error. PROMPT is the text itself,\n" +
-			"@FILE, or - for standard input. With --json, each event is a line. Ctrl-C leaves the run going on; `gateway box run cancel` ends it.",
+			"@FILE, or - for standard input. With --json, each event is a line. The run continues after Ctrl-C; `gateway box run cancel` ends it.",
 		Example: "  gateway box agent run demo 'Fix the failing test'\n  gateway box agent run demo @task.md --schema @answer.json >answer",
 		RunE:    r.run,
 	}
@@ -117,7 +117,7 @@ func (t *transcript) end(ctx context.Context, box string, err error) error {
 	case t.answered:
 		return nil
 	case interrupted && t.run != "":
-		return cli.StatusError{Status: by.Status(), Err: fmt.Errorf("interrupted; the run goes on in the box, and `gateway box run cancel %s %s` ends it", box, t.run)}
+		return cli.StatusError{Status: by.Status(), Err: fmt.Errorf("interrupted; the run continues in the box, and `gateway box run cancel %s %s` ends it", box, t.run)}
 	case t.run == "" && err != nil:
 		return fmt.Errorf("the run did not start: %w", err)
 	case err != nil:
@@ -231,7 +231,7 @@ func newAgentModel(o *cli.Options) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&agent, "agent", "", "harness: claude-code, codex or opencode (default: as it is)")
+	f.StringVar(&agent, "agent", "", "harness: claude-code, codex or opencode (default: unchanged)")
 	f.StringVar(&key, "api-key-file", "", apiKeyHelp)
 	f.StringVar(&base, "agent-base-url", "", "server of the model; empty: the provider's own")
 	offer(cmd, "agent", harnesses...)

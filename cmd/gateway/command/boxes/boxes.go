@@ -40,7 +40,7 @@ func word(text string) string {
 	return audit.Escape(text, maxWord)
 }
 
-// put writes text from a box: as it is to a file or a pipe, and as [cli.Prose] to a terminal.
+// put writes text from a box: unchanged to a file or a pipe, and as [cli.Prose] to a terminal.
 func put(w io.Writer, text string) error {
 	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		text = cli.Prose(text)
@@ -63,7 +63,7 @@ func milliseconds(d time.Duration) int64 { return int64((d + time.Millisecond - 
 // MaxTimeout is the longest timeout of a command or an agent.
 const MaxTimeout = 7 * 24 * time.Hour
 
-// CheckTimeout refuses a duration that is no timeout. A flag that was not given means no timeout.
+// CheckTimeout refuses durations outside the range of timeouts. Without the flag there is no timeout.
 func CheckTimeout(cmd *cobra.Command, d time.Duration) error {
 	if f := cmd.Flags().Lookup("timeout"); f.Changed && (d < time.Millisecond || d > MaxTimeout) {
 		return cli.Usagef("--timeout: must be between 1ms and 7d")
@@ -99,7 +99,7 @@ func truncated(cmd *cobra.Command, is bool) {
 // escape makes text from a box safe for a terminal, on one line of at most that many bytes.
 func escape(text string, most int) string { return audit.Escape(text, most) }
 
-// callInto makes a request, decodes the answer into v, and prints it as it is with --json.
+// callInto makes a request, decodes the answer into v, and with --json prints it unchanged.
 func callInto(cmd *cobra.Command, o *cli.Options, method, path string, in, v any) error {
 	client, err := o.Client()
 	if err != nil {

@@ -70,12 +70,12 @@ func (c *codeFlags) run(cmd *cobra.Command, args []string) error {
 	return Ended(cmd.Context())(client.RunCode(cmd.Context(), args[0], code, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 }
 
-// Ended returns a function that turns the end of a command in a box into the error of the command line: its exit status, or that it goes on
-// in the box after an interruption.
+// Ended returns a function that turns the end of a command in a box into the error of the command line: its exit status, or after an
+// interruption that the command continues in the box.
 func Ended(ctx context.Context) func(status int, err error) error {
 	return func(status int, err error) error {
 		if by, ok := errors.AsType[cli.Interrupted](context.Cause(ctx)); ok && err != nil {
-			return cli.StatusError{Status: by.Status(), Err: errors.New("interrupted; the command goes on in the box. With -i, Ctrl-C reaches the command")}
+			return cli.StatusError{Status: by.Status(), Err: errors.New("interrupted; the command continues in the box. With -i, Ctrl-C reaches the command")}
 		}
 		if err == nil && status != 0 {
 			return cli.CommandExit{Status: status}
