@@ -74,6 +74,21 @@ func (u *upgrading) endBy(signal unix.Signal) {
 	})
 }
 
+// Kill kills the process that serves, and the first one, which may still drain, and waits for them.
+func (u *upgrading) Kill() {
+	u.T.Helper()
+	u.endBy(unix.SIGKILL)
+	u.pid = 0
+	u.World.Kill()
+}
+
+// Reboot is [harness.World.Reboot] after [upgrading.Kill].
+func (u *upgrading) Reboot() {
+	u.T.Helper()
+	u.Kill()
+	u.World.Reboot()
+}
+
 // replaced is the answer to `gateway upgrade` and `gateway reload`.
 type replaced struct {
 	Replaced bool
