@@ -122,7 +122,7 @@ func New(cfg Config) (*Server, error) {
 		cfg: cfg, loginTime: loginTime, failing: make(chan struct{}, mostFailing), listeners: map[Listener]bool{}, open: map[*client]bool{},
 		ended: ended, end: sync.OnceFunc(func() { close(ended) }),
 		logins: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "boxgate_ssh_logins_total", Help: "Ends of attempts to log in over SSH, by result.",
+			Name: "boxgate_ssh_logins_total", Help: "Attempts to log in over SSH, by result.",
 		}, []string{"result"}),
 		channels: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "boxgate_ssh_channels", Help: "Open channels of SSH connections, by kind.",
