@@ -14,6 +14,7 @@ import (
 	"boxgate/api"
 	"boxgate/config"
 	"boxgate/e2e/harness"
+	"boxgate/internal/nightly"
 )
 
 // newSmallWorld returns a world whose boxes may write little.
@@ -246,4 +247,14 @@ func TestWritesAreSlowedDown(t *testing.T) {
 	if took := time.Since(began); took < 2*time.Second {
 		t.Errorf("4 MiB at 1 MiB a second took %v", took)
 	}
+}
+
+// TestLimitsHoldForRootOfABox: the limits of a box hold for code that has become its root, with launcher.root.
+func TestLimitsHoldForRootOfABox(t *testing.T) {
+	t.Parallel()
+	rows := []string{"TestAttackOnTheDiskLimit"}
+	if nightly.Enabled() {
+		rows = append(rows, "TestAttackByFillingTheDisk", "TestAttackByForkBomb", "TestAttackByTakingAllMemory")
+	}
+	harness.Repeat(t, harness.RootedRun(t.Context(), rows...), rows...)
 }

@@ -264,34 +264,20 @@ func newBoxCopy(o *cli.Options) *cobra.Command {
 				return err
 			}
 			c := boxCopy{cmd: cmd, client: client, recursive: recursive, json: o.JSON}
-			fromBox, from, out := cutBox(args[0])
-			toBox, to, in := cutBox(args[1])
+			fromBox, from, out := boxes.Cut(args[0])
+			toBox, to, in := boxes.Cut(args[1])
 			defer o.Waiting("copying")()
 			switch {
 			case out && !in:
-				return inBox(fromBox, c.copyOut(fromBox, from, args[1]))
+				return boxes.InBox(fromBox, c.copyOut(fromBox, from, args[1]))
 			case in && !out:
-				return inBox(toBox, c.copyIn(args[0], toBox, to))
+				return boxes.InBox(toBox, c.copyIn(args[0], toBox, to))
 			}
 			return cli.Usagef("one of the two must be BOX:PATH, and the other a local path")
 		},
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "copy a directory with its contents")
 	return cmd
-}
-
-// inBox marks an error about a file of the box, which could otherwise be a local one.
-func inBox(box string, err error) error {
-	if refused, ok := errors.AsType[*api.ResponseError](err); ok && strings.HasPrefix(refused.Message, "/") {
-		return fmt.Errorf("in box %s: %w", box, err)
-	}
-	return err
-}
-
-// cutBox parses BOX:PATH. With a slash before the colon, the argument is a local name.
-func cutBox(arg string) (box, file string, ok bool) {
-	box, file, ok = strings.Cut(arg, ":")
-	return box, file, ok && box != "" && !strings.Contains(box, "/")
 }
 
 // boxCopy is one run of cp.

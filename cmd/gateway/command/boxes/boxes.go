@@ -71,15 +71,15 @@ func CheckTimeout(cmd *cobra.Command, d time.Duration) error {
 	return nil
 }
 
-// cut splits BOX:PATH. Without a colon, the argument is a box.
-func cut(arg string) (box, file string, ok bool) {
+// Cut splits BOX:PATH. ok is false for a box, which has no colon, and for a local name, which has a slash before the colon.
+func Cut(arg string) (box, file string, ok bool) {
 	box, file, ok = strings.Cut(arg, ":")
 	return box, file, ok && box != "" && !strings.Contains(box, "/")
 }
 
 // fileOf parses an argument that must be BOX:PATH.
 func fileOf(arg string) (box, file string, err error) {
-	box, file, ok := cut(arg)
+	box, file, ok := Cut(arg)
 	switch {
 	case !ok:
 		return "", "", cli.Usagef("%q is not BOX:PATH", arg)

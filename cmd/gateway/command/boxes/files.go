@@ -49,7 +49,7 @@ func newList(o *cli.Options, boxes func(cmd *cobra.Command, label string) error)
 			if dir != "" {
 				list += "?" + url.Values{"folder": {dir}}.Encode()
 			}
-			return inBox(box, o.Call(cmd, "GET", list, nil, cli.Decoded(func(w io.Writer, a filesAnswer) error {
+			return InBox(box, o.Call(cmd, "GET", list, nil, cli.Decoded(func(w io.Writer, a filesAnswer) error {
 				if a.Truncated {
 					fmt.Fprintln(cmd.ErrOrStderr(), "warning: the directory has more entries than an answer can have")
 				}
@@ -87,7 +87,7 @@ func newStat(o *cli.Options) *cobra.Command {
 			if follow {
 				query.Set("follow", "true")
 			}
-			return inBox(box, o.Call(cmd, "GET", api.BoxPath(box, "files", "stat")+"?"+query.Encode(), nil, cli.Decoded(printStat)))
+			return InBox(box, o.Call(cmd, "GET", api.BoxPath(box, "files", "stat")+"?"+query.Encode(), nil, cli.Decoded(printStat)))
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "L", false, "describe the target of a symbolic link")
@@ -117,10 +117,10 @@ func newCat(o *cli.Options) *cobra.Command {
 				return err
 			}
 			if !o.JSON {
-				return inBox(box, copyFile(cmd, o, box, file))
+				return InBox(box, copyFile(cmd, o, box, file))
 			}
 			query := url.Values{"path": {file}, "encoding": {"base64"}}
-			return inBox(box, o.Call(cmd, "GET", api.BoxPath(box, "files", "read")+"?"+query.Encode(), nil, cli.Silent))
+			return InBox(box, o.Call(cmd, "GET", api.BoxPath(box, "files", "read")+"?"+query.Encode(), nil, cli.Silent))
 		},
 	}
 }
@@ -178,7 +178,7 @@ func newWrite(o *cli.Options) *cobra.Command {
 			defer body.Close()
 			resp, err := client.Stream(cmd.Context(), http.MethodPost, api.BoxPath(box, "files", "upload"), body.Media, body)
 			if err != nil {
-				return inBox(box, err)
+				return InBox(box, err)
 			}
 			if err := resp.Body.Close(); err != nil || !o.JSON {
 				return err
@@ -207,7 +207,7 @@ func newMove(o *cli.Options) *cobra.Command {
 			case strings.HasSuffix(to, "/"):
 				to += path.Base(from)
 			}
-			return inBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "rename"), map[string]string{"from": from, "to": to}, cli.Silent))
+			return InBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "rename"), map[string]string{"from": from, "to": to}, cli.Silent))
 		},
 	}
 }
@@ -222,7 +222,7 @@ func newMakeDir(o *cli.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return inBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "mkdir"), map[string]any{"path": dir, "parents": parents}, cli.Silent))
+			return InBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "mkdir"), map[string]any{"path": dir, "parents": parents}, cli.Silent))
 		},
 	}
 	cmd.Flags().BoolVarP(&parents, "parents", "p", false, "make missing parents too; an existing directory is no error")
@@ -258,20 +258,20 @@ func RemoveFiles(cmd *cobra.Command, o *cli.Options, args []string, recursive bo
 		}
 	}
 	for _, arg := range args {
-		box, file, _ := cut(arg)
+		box, file, _ := Cut(arg)
 		if path.Clean("/"+file) == "/" && strings.HasPrefix(file, "/") {
 			return cli.Usagef("%s is the root directory of the box; remove the box with `gateway box rm %s`", arg, box)
 		}
 		body := map[string]any{"path": file, "recursive": recursive}
-		if err := inBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "remove"), body, cli.Silent)); err != nil {
+		if err := InBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "remove"), body, cli.Silent)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// inBox marks an error about a file with its box.
-func inBox(box string, err error) error {
+// InBox marks an error about a file of a box, which could otherwise be a local one.
+func InBox(box string, err error) error {
 	if refused, ok := asRefusal(err); ok && strings.HasPrefix(refused.Message, "/") && refused.Pointer == "" {
 		return fmt.Errorf("in box %s: %w", box, err)
 	}
