@@ -4,13 +4,12 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"errors"
 	"net"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
+	"boxgate/internal/acceptor"
 	"boxgate/internal/required"
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -57,11 +56,7 @@ type Server struct {
 	relay   relays
 	failing chan struct{} // has an element for each answer to a wrong token that is being delayed
 
-	mu        sync.Mutex
-	retired   bool
-	listeners map[Listener]bool
-	accepting sync.WaitGroup // Add under mu and only while not retired
-	handlers  sync.WaitGroup // Add by an accept loop, or by a handler
+	loops acceptor.Loops
 }
 
 // Listener accepts connections and bounds those of strangers; implemented by [boxgate/host/authlimit.Listener].
@@ -90,57 +85,21 @@ func New(cfg Config) (*Server, error) {
 	}
 	cfg.TLS = cfg.TLS.Clone()
 	cfg.TLS.MinVersion, cfg.TLS.NextProtos = tls.VersionTLS12, []string{"http/1.1"}
-	return &Server{cfg: cfg, relay: relays{cfg: cfg, now: time.Now, boxes: map[policy.BoxID]*account{}}, listeners: map[Listener]bool{}, failing: make(chan struct{}, mostFailing)}, nil
+	return &Server{cfg: cfg, relay: relays{cfg: cfg, now: time.Now, boxes: map[policy.BoxID]*account{}}, failing: make(chan struct{}, mostFailing)}, nil
 }
 
-// Serve serves the connections of ln until [Server.Retire], and closes it. An error is one of accepting.
+// Serve serves the connections of ln until [Server.Retire], and closes it. It returns an error only of closing ln.
 func (s *Server) Serve(ln Listener) error {
-	s.mu.Lock()
-	if s.retired {
-		s.mu.Unlock()
-		return ln.Close()
-	}
-	s.listeners[ln] = true
-	s.accepting.Add(1)
-	s.mu.Unlock()
-	defer s.accepting.Done()
-	defer ln.Close()
 	stop := s.relay.sweepRegularly()
 	defer stop()
-	const firstPause, lastPause = 5 * time.Millisecond, time.Second
-	for pause := firstPause; ; {
-		conn, err := ln.Accept()
-		switch {
-		case err == nil:
-			pause = firstPause
-			s.handlers.Go(func() { s.handle(ln, conn) })
-		case errors.Is(err, net.ErrClosed) || s.isRetired():
-			return nil
-		default: // out of descriptors or memory
-			time.Sleep(pause)
-			pause = min(2*pause, lastPause)
-		}
-	}
-}
-
-func (s *Server) isRetired() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.retired
+	return s.loops.Serve(ln, func(conn net.Conn) { s.handle(ln, conn) })
 }
 
 // Retire stops accepting. Connections that were accepted continue.
 func (s *Server) Retire() {
-	if s == nil {
-		return
+	if s != nil {
+		s.loops.Retire()
 	}
-	s.mu.Lock()
-	s.retired = true
-	for ln := range s.listeners {
-		_ = ln.Close()
-	}
-	s.mu.Unlock()
-	s.accepting.Wait()
 }
 
 // Shutdown retires the server and returns when its connections have ended. The proxy must be shut down, which ends them. When ctx
@@ -151,15 +110,11 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 	s.Retire()
 	s.relay.finish()
-	ended := make(chan struct{})
-	go func() { s.handlers.Wait(); close(ended) }()
-	select {
-	case <-ended:
-		return nil
-	case <-ctx.Done():
+	err := s.loops.Wait(ctx)
+	if err != nil {
 		s.relay.cutAll()
-		return ctx.Err()
 	}
+	return err
 }
 
 // Cut closes all connections of a box, such as after its token was replaced. The token must be invalid already.

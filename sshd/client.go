@@ -132,7 +132,7 @@ func (c *client) leave() {
 func (c *client) begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.leaving || c.server.isRetired() {
+	if c.leaving || c.server.loops.Retired() {
 		return false
 	}
 	c.channels.Add(1)

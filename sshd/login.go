@@ -2,14 +2,13 @@ package sshd
 
 import (
 	"errors"
-	"io"
 	"net"
 	"time"
 
 	"go.uber.org/zap"
 	gossh "golang.org/x/crypto/ssh"
-	"golang.org/x/time/rate"
 
+	"boxgate/internal/sshflow"
 	"boxgate/proxy/recovery"
 )
 
@@ -97,7 +96,7 @@ func (c *client) config() *gossh.ServerConfig {
 			return c.loggedIn(login, byPublicKey)
 		},
 	}
-	config.AddHostKey(&pacedSigner{c.server.cfg.HostKey, rate.NewLimiter(rekeyRate, rekeyBurst), c})
+	config.AddHostKey(sshflow.Paced(c.ctx, c.server.cfg.HostKey))
 	return config
 }
 
@@ -195,30 +194,3 @@ func (strangerClaim) Shrink(int) {}
 
 // Close implements [sshflow.Claim].
 func (strangerClaim) Close() {}
-
-// Limits on the key exchanges that a client may start on one connection. Each costs as much as a handshake; clients start one after a
-// gigabyte or an hour.
-const (
-	rekeyRate  = rate.Limit(1)
-	rekeyBurst = 8
-)
-
-// pacedSigner rate-limits the signatures of key exchanges.
-type pacedSigner struct {
-	gossh.Signer
-	limit *rate.Limiter
-	c     *client
-}
-
-// Sign implements [gossh.Signer].
-func (s *pacedSigner) Sign(random io.Reader, data []byte) (*gossh.Signature, error) {
-	if err := s.limit.Wait(s.c.ctx); err != nil {
-		return nil, err
-	}
-	return s.Signer.Sign(random, data)
-}
-
-// SignWithAlgorithm implements [gossh.AlgorithmSigner]. It ignores the algorithm: the host key has one.
-func (s *pacedSigner) SignWithAlgorithm(random io.Reader, data []byte, _ string) (*gossh.Signature, error) {
-	return s.Sign(random, data)
-}

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 	gossh "golang.org/x/crypto/ssh"
 
+	"boxgate/internal/acceptor"
 	"boxgate/internal/required"
 	"boxgate/internal/sshflow"
 	"boxgate/policy"
@@ -98,15 +99,13 @@ type Server struct {
 	loginTime time.Duration // loginTime, except in tests
 	failing   chan struct{} // has an element for each answer to a wrong password that is being delayed
 
-	mu        sync.Mutex
-	retired   bool
-	listeners map[Listener]bool
-	open      map[*client]bool // logged in
-	accepting sync.WaitGroup   // Add under mu and only while not retired
-	sweeping  sync.Once
-	ended     chan struct{}  // closed at the end of Shutdown
-	end       func()         // closes it
-	handlers  sync.WaitGroup // Add by an accept loop
+	loops    acceptor.Loops
+	sweeping sync.Once
+	ended    chan struct{} // closed at the end of Shutdown
+	end      func()        // closes it
+
+	mu   sync.Mutex
+	open map[*client]bool // logged in; none are added once loops are retired
 
 	logins   *prometheus.CounterVec // by result
 	channels *prometheus.GaugeVec   // by kind
@@ -119,7 +118,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	ended := make(chan struct{})
 	s := &Server{
-		cfg: cfg, loginTime: loginTime, failing: make(chan struct{}, mostFailing), listeners: map[Listener]bool{}, open: map[*client]bool{},
+		cfg: cfg, loginTime: loginTime, failing: make(chan struct{}, mostFailing), open: map[*client]bool{},
 		ended: ended, end: sync.OnceFunc(func() { close(ended) }),
 		logins: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "boxgate_ssh_logins_total", Help: "Attempts to log in over SSH, by result.",
@@ -153,51 +152,17 @@ func (s *Server) Fingerprint() string {
 // Serve serves the connections of ln until [Server.Retire], and closes it. Until [Server.Shutdown] has ended, all logins are checked each
 // second, since API keys expire. It returns an error only of closing ln.
 func (s *Server) Serve(ln Listener, gate Gate) error {
-	s.mu.Lock()
-	if s.retired {
-		s.mu.Unlock()
-		return ln.Close()
+	if !s.loops.Retired() {
+		s.sweeping.Do(func() { go s.sweepRegularly() })
 	}
-	s.listeners[ln] = true
-	s.accepting.Add(1)
-	s.mu.Unlock()
-	defer s.accepting.Done()
-	defer ln.Close()
-	s.sweeping.Do(func() { go s.sweepRegularly() })
-	const firstPause, lastPause = 5 * time.Millisecond, time.Second
-	for pause := firstPause; ; {
-		conn, err := ln.Accept()
-		switch {
-		case err == nil:
-			pause = firstPause
-			s.handlers.Go(func() { s.handle(conn, gate) })
-		case errors.Is(err, net.ErrClosed) || s.isRetired():
-			return nil
-		default: // out of descriptors or memory
-			time.Sleep(pause)
-			pause = min(2*pause, lastPause)
-		}
-	}
-}
-
-func (s *Server) isRetired() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.retired
+	return s.loops.Serve(ln, func(conn net.Conn) { s.handle(conn, gate) })
 }
 
 // Retire stops accepting connections and channels. Open channels continue.
 func (s *Server) Retire() {
-	if s == nil {
-		return
+	if s != nil {
+		s.loops.Retire()
 	}
-	s.mu.Lock()
-	s.retired = true
-	for ln := range s.listeners {
-		_ = ln.Close()
-	}
-	s.mu.Unlock()
-	s.accepting.Wait()
 }
 
 // Shutdown retires the server, closes connections without channels, and returns when the others have ended. When ctx ends, it cuts
@@ -211,17 +176,13 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	for _, c := range s.clients(func(*client) bool { return true }) {
 		c.leave()
 	}
-	ended := make(chan struct{})
-	go func() { s.handlers.Wait(); close(ended) }()
-	select {
-	case <-ended:
-		return nil
-	case <-ctx.Done():
+	err := s.loops.Wait(ctx)
+	if err != nil {
 		for _, c := range s.clients(func(*client) bool { return true }) {
 			c.cut()
 		}
-		return ctx.Err()
 	}
+	return err
 }
 
 // Recheck cuts the connections whose login is no longer valid, such as after an API key was revoked.
@@ -302,7 +263,7 @@ func (s *Server) handle(conn net.Conn, gate Gate) {
 func (s *Server) enter(c *client) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.retired {
+	if s.loops.Retired() {
 		return false
 	}
 	s.open[c] = true

@@ -487,12 +487,10 @@ func TestStrangersEnd(t *testing.T) {
 			t.Fatal("logged in")
 		}
 	}
-	ended := make(chan struct{})
-	go func() { r.server.handlers.Wait(); close(ended) }()
-	select {
-	case <-ended:
-	case <-time.After(time.Minute):
-		t.Fatal("the handlers of strangers stay")
+	soon, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := r.server.loops.Wait(soon); err != nil {
+		t.Fatalf("the handlers of strangers stay: %v", err)
 	}
 	if took := time.Since(began); took > loginTime {
 		t.Errorf("20 strangers were served for %v", took)

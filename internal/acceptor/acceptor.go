@@ -1,4 +1,4 @@
-// Package acceptor checks that a listener's accept loop runs.
+// Package acceptor runs the accept loops of servers ([Loops]), and checks that a listener's accept loop runs ([Listener]).
 //
 // The kernel completes connections to a listening socket whether or not the program accepts them, so a successful
 // connect proves nothing. [Listener.Probe] connects, and waits until Accept has returned that very connection.

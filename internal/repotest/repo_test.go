@@ -97,8 +97,8 @@ relay: internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/handshake
 certs: policy audit internal/fault internal/lru
 ingress/balancer:
 ingress/h2c: relay/h1 relay/h2/upstream relay/pool
-remote: policy certs internal/required internal/socket proxy/recovery
-sshd: policy internal/required internal/sshflow proxy/recovery
+remote: policy internal/acceptor certs internal/required internal/socket proxy/recovery
+sshd: policy internal/acceptor internal/required internal/sshflow proxy/recovery
 kube: policy policy/dialect policy/document internal/nightly internal/required internal/lazyregexp
 ingress: policy audit internal/openid internal/peernet internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault internal/lazyregexp

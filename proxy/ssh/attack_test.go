@@ -13,7 +13,6 @@ import (
 	"time"
 
 	gossh "golang.org/x/crypto/ssh"
-	"golang.org/x/time/rate"
 
 	"boxgate/internal/memory"
 	"boxgate/internal/sshflow"
@@ -227,21 +226,5 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	r := newRig(t, sshrule.Login{}, func(r *rig) { r.login.Idle = 100 * time.Millisecond })
 	if err := r.client(t).Wait(); err == nil {
 		t.Error("the connection ended without an error")
-	}
-}
-
-func TestNewKeysArePaced(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, sshrule.Login{}, nil)
-	ctx, cancel := context.WithCancel(t.Context())
-	signer := &pacedSigner{r.login.Identity, rate.NewLimiter(rate.Every(time.Hour), 2), ctx}
-	for range 2 {
-		if _, err := signer.SignWithAlgorithm(nil, []byte("x"), ""); err != nil {
-			t.Fatal(err)
-		}
-	}
-	cancel()
-	if _, err := signer.Sign(nil, []byte("x")); err == nil {
-		t.Error("a third key exchange is not delayed")
 	}
 }
