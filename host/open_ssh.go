@@ -69,7 +69,7 @@ func (h *Host) serveSSH(run func(string, func() error), admin *server.API) {
 	}
 	gate, err := sshaccess.New(sshaccess.Config{
 		API: admin, Boxes: sshBoxes{usage.NewListing(p.boxes, p.meter, p.models.Box), h.usage, p.reach}, Keys: sshKeys{h.turn, h.keys}, Quotas: p.quotas,
-		Count: p.countSSH, Enter: h.turn.enter,
+		Count: p.countSSH, Log: p.log, Enter: h.turn.enter,
 	})
 	if err != nil {
 		run("SSH", func() error { return err })

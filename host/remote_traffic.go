@@ -74,9 +74,17 @@ func (t *remoteTraffic) drained(boxes []policy.BoxID) map[policy.BoxID]handover.
 	defer t.mu.Unlock()
 	maps.DeleteFunc(now, func(id policy.BoxID, n handover.Bytes) bool { return n == t.base[id] })
 	for id, n := range now {
-		now[id] = handover.Bytes{In: n.In - t.base[id].In, Out: n.Out - t.base[id].Out}
+		now[id] = handover.Bytes{In: since(t.base[id].In, n.In), Out: since(t.base[id].Out, n.Out)}
 	}
 	return now
+}
+
+// since returns the growth of a counter, which began anew if it has become less.
+func since(base, now uint64) uint64 {
+	if now < base {
+		return now
+	}
+	return now - base
 }
 
 func (t *remoteTraffic) sums(boxes []policy.BoxID) map[policy.BoxID]handover.Bytes {

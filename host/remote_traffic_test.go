@@ -35,4 +35,9 @@ func TestTrafficOfEarlierProcesses(t *testing.T) {
 	if got := r.drained(boxes); !maps.Equal(got, want) {
 		t.Errorf("left to the successor: %v, want %v", got, want)
 	}
+	own["a"] = handover.Bytes{In: 2, Out: 21} // it was deleted, and connected anew
+	r.earlier = nil
+	if got := r.drained([]policy.BoxID{"a"})["a"]; got != (handover.Bytes{In: 2, Out: 21}) {
+		t.Errorf("after the counters began anew: %+v", got)
+	}
 }

@@ -164,8 +164,8 @@ func (s *stored) close() error { return s.block(1, nil) }
 // AcceptsGzip reports whether the client accepts the encoding gzip by name (RFC 9110, section 12.5.3).
 func AcceptsGzip(r *http.Request) bool {
 	for part := range strings.SplitSeq(strings.Join(r.Header.Values("Accept-Encoding"), ","), ",") {
-		name, weight, _ := strings.Cut(part, ";")
-		if strings.EqualFold(strings.TrimSpace(name), "gzip") {
+		name, weight, _ := strings.Cut(strings.ToLower(part), ";")
+		if strings.TrimSpace(name) == "gzip" {
 			weight = strings.ReplaceAll(weight, " ", "")
 			return strings.Trim(strings.TrimPrefix(weight, "q="), "0.") != "" || !strings.HasPrefix(weight, "q=")
 		}

@@ -12,6 +12,7 @@ import (
 	"net"
 	"sync"
 
+	"go.uber.org/zap"
 	gossh "golang.org/x/crypto/ssh"
 
 	"boxgate/api"
@@ -20,6 +21,7 @@ import (
 	"boxgate/internal/required"
 	"boxgate/internal/sshflow"
 	"boxgate/policy"
+	"boxgate/proxy/recovery"
 	"boxgate/quota"
 	"boxgate/sshd"
 )
@@ -62,6 +64,7 @@ type Config struct {
 	Quotas *quota.Book
 	// Count counts a connection for a key until the connection is closed. It fails if a limit is reached.
 	Count func(conn net.Conn, h quota.Holder) error
+	Log   *zap.Logger
 	// Enter counts work until leave is called. It returns false if another process serves.
 	Enter func() (leave func(), ok bool)
 }
@@ -267,6 +270,7 @@ func (l *login) Forward(ctx context.Context, number uint16) (sshd.Port, error) {
 	p := &port{login: l, number: number, end: end}
 	begun, ended := make(chan context.Context, 1), make(chan error, 1)
 	go func() {
+		defer recovery.Panic(l.gate.cfg.Log, l.box, func() { ended <- recovery.ErrFault })
 		ended <- l.perform(ctx, fmt.Sprintf("port %d", number), func(ctx context.Context) (map[string]any, error) {
 			ctx, leave, err := l.gate.cfg.API.Sessions().Enter(ctx, l.box)
 			if err != nil {

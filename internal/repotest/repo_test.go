@@ -219,7 +219,7 @@ preflight: config launcher/enter launcher/oci
 host/netns: firewall/namespace
 host/nslock: host/netns
 host/sandboxwatch: policy api host/sandboxns
-host/sshaccess: policy quota api api/server api/session internal/required internal/sshflow sshd
+host/sshaccess: policy proxy/recovery quota api api/server api/session internal/required internal/sshflow sshd
 host/sandboxns: policy api firewall/namespace
 host/procwatch: policy host/sandboxns
 host/idle:
