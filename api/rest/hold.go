@@ -87,7 +87,7 @@ func (p *Paced) Write(b []byte) (int, error) {
 	return p.w.Write(b)
 }
 
-// Flush sends what was written.
+// Flush sends buffered output to the client.
 func (p *Paced) Flush() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -42,8 +42,8 @@ type Route struct {
 	Refused      bool           // every request is answered with 501
 	Status       int            // of a successful response; 0: 200
 	Handle       Handler
-	// Late returns the body for a failure of which the caller learns after the status of success was sent, because the work took long;
-	// nil: the connection breaks off. A reader of the body must not take it for a success.
+	// Late returns the body for a failure that occurs after the status of success was sent to keep the connection alive. nil: the
+	// connection breaks off. Readers of the body must not mistake it for a success.
 	Late func(error) any
 }
 

@@ -84,7 +84,7 @@ func lastBytes(tail, b []byte) []byte {
 	return both[max(0, len(both)-longestMarker):]
 }
 
-// piece is the number of bytes in which Node's zlib passes on what it has decoded.
+// piece is the size in bytes of the chunks that Node's zlib decodes into.
 const piece = 16 << 10
 
 // End writes the event with the result, and ends the encoding.

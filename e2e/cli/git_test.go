@@ -19,7 +19,7 @@ func TestGitByCommand(t *testing.T) {
 	}
 	err := w.Net.ServeHTTP("api.github.com", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var asked map[string]string
-		_ = json.NewDecoder(r.Body).Decode(&asked) // what is missing is not as expected
+		_ = json.NewDecoder(r.Body).Decode(&asked) // a missing member fails the comparison below
 		asked["authorization"] = r.Header.Get("Authorization")
 		pulls <- asked
 		w.WriteHeader(http.StatusCreated)

@@ -87,10 +87,10 @@ func optionsOf(types string, takes func(name string) bool) map[string]bool {
 	return all
 }
 
-// ownOptions are options of methods whose names do not end like those of others.
+// ownOptions are interfaces of options whose names lack the usual ending.
 var ownOptions = []string{"CustomHarnessConfig", "WebhookConfig", "BoxConfig", "EphemeralBoxConfig", "UploadFileEntry"}
 
-// options reports whether an interface has the options of a method. Those of a harness are passed on as they are.
+// options reports whether an interface has the options of a method. Options of a harness are passed on unchanged.
 func options(name string) bool {
 	return slices.Contains(ownOptions, name) || strings.HasSuffix(name, "Options") && !strings.HasSuffix(name, "AgentOptions")
 }

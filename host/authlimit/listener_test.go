@@ -56,7 +56,7 @@ func TestStrangersShareByPeer(t *testing.T) {
 }
 
 // TestAttackStrangerWithManyNetworks: a stranger with a /56 or /48 connects from another /64 each time, as its provider lets it. It closes
-// its own connections, and those of others stay.
+// its own connections, and other clients keep theirs.
 func TestAttackStrangerWithManyNetworks(t *testing.T) {
 	t.Parallel()
 	for name, attacker := range map[string]func(i int) string{

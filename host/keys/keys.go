@@ -92,8 +92,8 @@ func (k *Service) loadQuotas() error {
 	return errors.Join(err, k.loadRevoked())
 }
 
-// loadRevoked loads the quotas of revoked API keys into the book, for the certificates of their public URLs, and removes the quotas of
-// those that have no URLs left.
+// loadRevoked loads the quotas of revoked API keys into the book, for the certificates of their public URLs, and removes the
+// quotas of keys without URLs.
 func (k *Service) loadRevoked() error {
 	k.settingQuotas.Lock()
 	defer k.settingQuotas.Unlock()

@@ -182,7 +182,7 @@ func (c *claim) Close() { c.end() }
 // errReplaced refuses work in a process that is being replaced.
 var errReplaced = api.Errorf(api.ErrUnavailable, "the gateway is being replaced; connect again")
 
-// perform does work in the box as a session of the API would. what is for the audit trail.
+// perform calls work with the permissions, quotas and audit entries of a session of the API. The audit trail names it what.
 func (l *login) perform(ctx context.Context, what string, work func(context.Context) (map[string]any, error)) error {
 	leave, ok := l.gate.cfg.Enter()
 	if !ok {

@@ -45,8 +45,8 @@ func NetworkOf(at net.Addr) netip.Prefix {
 	return Network(tcp.AddrPort().Addr())
 }
 
-// All returns the networks that a network of [Network] counts for, itself first. Those of an IPv4 address, of a single IPv6 address, and
-// of the zero Prefix are zero except for the first.
+// All returns a network of [Network] followed by the larger networks around it. An IPv4 address, a single IPv6 address and the zero
+// Prefix have no larger networks: the other elements are zero.
 func All(network netip.Prefix) (all [Levels]netip.Prefix) {
 	all[0] = network
 	if !network.Addr().Is6() || network.Bits() != bits[0] {

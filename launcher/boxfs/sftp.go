@@ -35,7 +35,7 @@ func (s *Session) Serve(client io.ReadWriter) error {
 	go func() { // reads on until the client has ended, even if the process is gone
 		_, err := io.Copy(s.in, onlyReader{client})
 		sent <- err
-		s.in.Close() // the process answers what it has received, and ends
+		s.in.Close() // the process answers the requests it has received, and ends
 	}()
 	err := <-answered
 	if s.ctx.Err() != nil {

@@ -110,6 +110,25 @@ func TestAVolumeIsOneFileSystem(t *testing.T) {
 	}
 }
 
+// Loop devices of files with other names, which belong to other programs, are not opened: their file systems may never answer.
+func TestOnlyDevicesOfTheVolumeAreExamined(t *testing.T) {
+	t.Parallel()
+	for backing, want := range map[string]bool{
+		"/state/boxes/b1/disk\n": true, "/elsewhere/b1/disk\n": true, "/state/boxes/b2/disk\n": false, "/images/b1.img\n": false, "\n": false,
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "backing_file"), []byte(backing), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := hasNameOf(dir, "/state/boxes/b1/disk"); got != want {
+			t.Errorf("%q: %v", backing, got)
+		}
+	}
+	if hasNameOf(t.TempDir(), "/state/boxes/b1/disk") {
+		t.Error("a device without a file may have the volume's")
+	}
+}
+
 // Volumes with the smallest limits that the configuration accepts (config.Disk) can be made.
 func TestTheLeastVolumesCanBeMade(t *testing.T) {
 	t.Parallel()

@@ -52,7 +52,7 @@ func newSkill(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// eachSkill changes the skills in the arguments, and prints those of the box.
+// eachSkill calls change for each skill in the arguments, and prints the skills of the box.
 func eachSkill(cmd *cobra.Command, o *cli.Options, args []string, change func(*api.Client, string) error) error {
 	client, err := o.Client()
 	if err != nil {
