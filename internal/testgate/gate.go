@@ -245,10 +245,49 @@ func (g *gate) finish() bool {
 		total.passed, total.failed, total.skipped = total.passed+tests.passed, total.failed+tests.failed, total.skipped+tests.skipped
 	}
 	if total.failed > 0 {
+		g.printFailures()
 		g.print("FAIL\n")
 	}
 	g.printf("%d passed, %d failed, %d skipped\n", total.passed, total.failed, total.skipped)
 	return total.failed == 0
+}
+
+// Limits of the summary of failures, which must survive in a log of which only the end is kept.
+const (
+	maxSummaryTests = 10
+	maxSummaryLines = 12 // of each failure
+)
+
+// printFailures prints the name and the first lines of each failure again, after the output of all packages.
+func (g *gate) printFailures() {
+	left := maxSummaryTests
+	summarize := func(name, text string) {
+		if left--; left < 0 {
+			return
+		}
+		lines := strings.Split(strings.TrimSpace(text), "\n")
+		if len(lines) > maxSummaryLines {
+			lines = append(lines[:maxSummaryLines], "...")
+		}
+		g.printf("failed: %s\n    %s\n", name, strings.Join(lines, "\n    "))
+	}
+	for _, p := range g.record.order {
+		if p.action != "fail" {
+			continue
+		}
+		failed := p.failed()
+		for _, id := range failed {
+			if g.failed[id] {
+				summarize(id.String(), p.failure(id.test))
+			}
+		}
+		if len(failed) == 0 {
+			summarize(p.name, p.everything(false))
+		}
+	}
+	if left < 0 {
+		g.printf("failed: %d more\n", -left)
+	}
 }
 
 // count is the number of test functions with each outcome.

@@ -132,7 +132,8 @@ func TestFailsTwice(t *testing.T) {
 		"b/b_test.go": "package b\nimport \"testing\"\nfunc TestGood(t *testing.T) {}\n",
 	})
 	testgate(t, dir, "--", "./...").check(t, 1, "2 passed, 1 failed, 0 skipped",
-		"(?s)a_test.go:3: always.*failed again.*a_test.go:3: always", `^FAIL\ttiny/a\t(?s:.*)^FAIL$`, `^ok  \ttiny/b`, "!quiet", "!second try")
+		"(?s)a_test.go:3: always.*failed again.*a_test.go:3: always", `^FAIL\ttiny/a\t(?s:.*)^FAIL$`, `^ok  \ttiny/b`, "!quiet", "!second try",
+		`^failed: tiny/a TestBad\n    --- FAIL: TestBad.*\n .*a_test.go:3: always\nFAIL\n2 passed`)
 }
 
 func TestNeverRepeats(t *testing.T) {
@@ -176,7 +177,7 @@ func TestBrokenPackagesAreNotRepeated(t *testing.T) {
 		"panic":   {"func TestX(t *testing.T) { panic(\"oh\") }", "0 passed, 1 failed, 0 skipped", `^panic: oh(?s:.*)^goroutine(?s:.*)^FAIL\ttiny/a`},
 		"timeout": {"func TestX(t *testing.T) { select {} }", "0 passed, 1 failed, 0 skipped", `^panic: test timed out after 1s(?s:.*)^FAIL\ttiny/a`},
 		"exit":    {"func TestX(t *testing.T) { t.Log(\"seen\"); os.Exit(3) }", "0 passed, 1 failed, 0 skipped", `seen(?s:.*)^FAIL\ttiny/a`},
-		"main":    {"func TestX(t *testing.T) {}\nfunc TestMain(m *testing.M) { m.Run(); println(\"left over\"); os.Exit(1) }", "1 passed, 1 failed, 0 skipped", `left over(?s:.*)^FAIL\ttiny/a`},
+		"main":    {"func TestX(t *testing.T) {}\nfunc TestMain(m *testing.M) { m.Run(); println(\"left over\"); os.Exit(1) }", "1 passed, 1 failed, 0 skipped", `left over(?s:.*)^FAIL\ttiny/a(?s:.*)^failed: tiny/a\n(?s:.*)left over`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
