@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -291,6 +292,9 @@ func (s *sharedLab) adoptGateway(own *lab.Lab) error {
 		return errors.New("the gateway has exited")
 	default:
 	}
+	if err := notReplaced(own); err != nil {
+		return err
+	}
 	if own.Process == s.Process {
 		return nil
 	}
@@ -301,6 +305,18 @@ func (s *sharedLab) adoptGateway(own *lab.Lab) error {
 	adopted.Client, adopted.Env, adopted.Flags, adopted.Self, adopted.Errout = s.Client, s.Env, s.Flags, s.Self, s.Errout
 	s.Lab = &adopted
 	return nil
+}
+
+// notReplaced returns an error if another process than the one that was started serves as the gateway, after an upgrade.
+func notReplaced(l *lab.Lab) error {
+	pids, err := l.Net.Gateway().Processes()
+	for _, pid := range pids {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // empty if it has exited
+		if pid != l.Process.Process.Pid && bytes.Contains(line, []byte("\x00serve\x00")) {
+			return errors.New("the gateway has been replaced")
+		}
+	}
+	return err
 }
 
 func (s *sharedLab) deleteBoxes(ctx context.Context) error {

@@ -263,9 +263,9 @@ func (l *Lab) Stop() error {
 	_ = l.Process.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-l.Exited:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		l.Kill()
-		return errors.New("the gateway did not stop within 20 seconds and was killed")
+		return errors.New("the gateway did not stop within a minute and was killed")
 	}
 	l.Process = nil
 	return l.stdin.Close()
@@ -299,6 +299,10 @@ func (l *Lab) Close() error {
 	if l.Log != nil {
 		errs = append(errs, l.Log.Close())
 		l.Log = nil
+	}
+	if l.Net != nil {
+		// A process that has replaced the gateway may still serve, and holds the files of the lab until it has exited.
+		errs = append(errs, l.Net.Gateway().KillProcesses())
 	}
 	if l.Dir != "" {
 		errs = append(errs, removeLabDir(l.Dir), l.lock.Close())

@@ -252,7 +252,7 @@ func (g *gate) finish() bool {
 	return total.failed == 0
 }
 
-// Limits of the summary of failures, which must survive in a log of which only the end is kept.
+// Limits of the summary of failures. It ends the log, because some CIs keep only the end of a log.
 const (
 	maxSummaryTests = 10
 	maxSummaryLines = 12 // of each failure

@@ -85,7 +85,7 @@ func (n *Net) Close() error {
 		}
 		for _, ns := range namespaces {
 			if ns != nil && ns.inode != 0 {
-				n.closeErr = errors.Join(n.closeErr, ns.killProcesses(), removeLinks(ns), ns.close())
+				n.closeErr = errors.Join(n.closeErr, ns.KillProcesses(), removeLinks(ns), ns.close())
 			}
 		}
 	})

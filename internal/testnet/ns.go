@@ -90,7 +90,7 @@ func (ns *NS) setns() error {
 }
 
 // End kills the processes still in the namespace and releases it.
-func (ns *NS) End() error { return errors.Join(ns.killProcesses(), ns.close()) }
+func (ns *NS) End() error { return errors.Join(ns.KillProcesses(), ns.close()) }
 
 // close releases the namespace; the kernel removes it when its last socket and process are gone.
 func (ns *NS) close() error {
@@ -428,12 +428,12 @@ func removeLinks(ns *NS) error {
 	return nil
 }
 
-// killProcesses kills the processes still in the namespace: commands started there and their children. The calling
-// process is never among them because its threads leave the namespace again.
-func (ns *NS) killProcesses() error {
-	deadline := time.Now().Add(5 * time.Second)
+// KillProcesses kills the processes still in the namespace, commands started there and their children, and waits for their
+// ends. The calling process is never among them because its threads leave the namespace again.
+func (ns *NS) KillProcesses() error {
+	deadline := time.Now().Add(time.Minute)
 	for {
-		pids, err := ns.processes()
+		pids, err := ns.Processes()
 		if err != nil || len(pids) == 0 {
 			return err
 		}
@@ -469,8 +469,8 @@ func killAndWait(pids []int, deadline time.Time) error {
 	return nil
 }
 
-// processes returns the processes whose main thread is in the namespace.
-func (ns *NS) processes() ([]int, error) {
+// Processes returns the processes whose main thread is in the namespace.
+func (ns *NS) Processes() ([]int, error) {
 	all, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err

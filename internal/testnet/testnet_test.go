@@ -409,7 +409,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	if _, err := io.ReadFull(out, make([]byte, 7)); err != nil {
 		t.Fatal(err)
 	}
-	if found, err := n.gateway.processes(); err != nil || len(found) != 2 {
+	if found, err := n.gateway.Processes(); err != nil || len(found) != 2 {
 		t.Fatalf("processes %v, %v; want the shell and its child", found, err)
 	}
 	conn, err := n.Gateway().DialContext(t.Context(), "tcp", "198.51.100.10:7")
