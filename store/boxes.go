@@ -44,6 +44,8 @@ type Box struct {
 	UpdatedAt    time.Time     `json:"updated_at,omitzero"`
 	LastActivity time.Time     `json:"last_activity,omitzero"`
 	ExpiresAt    time.Time     `json:"expires_at,omitzero"`  // zero: never
+	Boot         string        `json:"boot,omitempty"`       // the boot of the host during which ExpiresAt was set; "": unknown
+	BootEnd      time.Duration `json:"boot_end,omitempty"`   // ExpiresAt on the boot clock of Boot
 	CreatedBy    string        `json:"created_by,omitempty"` // ID of the API key; "" for the operator's
 	Source       policy.Source `json:"source,omitzero"`      // source address of its connections
 	Limits       BoxLimits     `json:"limits,omitzero"`      // its own limits

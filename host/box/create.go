@@ -152,7 +152,7 @@ func (l *Service) allocate(req api.CreateRequest, attached *store.Attached, from
 		PlaceholderKey: store.NewKey(),
 	}
 	if req.TTL > 0 {
-		record.ExpiresAt = now.Add(req.TTL)
+		record = within(record, req.TTL, l.lifetimes.now())
 	}
 	record, err = l.records.Allocate(record, l.pools())
 	switch {

@@ -9,6 +9,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/host/change"
+	"boxgate/host/lease"
 	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/store"
@@ -21,7 +22,7 @@ type lifetimes struct {
 	boxes   *state.Table
 	delete  func(ctx context.Context, b *state.Box) error // deletes a box whose lock the caller holds
 	most    time.Duration                                 // launcher.max_ttl; 0: boxes may have no end
-	now     func() time.Time                              // the wall clock
+	now     func() lease.Now                              // [lease.System]
 }
 
 // expiryRetry is the time between two attempts to delete a box that has reached its end.
@@ -31,11 +32,56 @@ const expiryRetry = time.Minute
 // a clock that is set.
 const lookInterval = time.Minute
 
-// keep has a box deleted at its end, in place of an earlier end. The caller holds the lock of b.
-func (l *lifetimes) keep(b *state.Box) { l.wait(b, min(l.left(b), lookInterval)) }
+// within returns a record whose box ends after a time, by both clocks.
+func within(r store.Box, left time.Duration, now lease.Now) store.Box {
+	r.ExpiresAt, r.Boot, r.BootEnd = now.Wall.Add(left).Round(0), now.Boot, now.Since+left
+	return r
+}
 
-// left returns the time until the end of a box by the wall clock, which its record is about. The caller holds the lock of b.
-func (l *lifetimes) left(b *state.Box) time.Duration { return b.Record.ExpiresAt.Round(0).Sub(l.now()) }
+// never returns a record whose box has no end.
+func never(r store.Box) store.Box {
+	r.ExpiresAt, r.Boot, r.BootEnd = time.Time{}, "", 0
+	return r
+}
+
+// left returns the time until the end of a record that has one. It counts on the boot clock, which cannot be set and counts while the host
+// is suspended. After a restart of the host only the wall clock is left.
+func left(r store.Box, now lease.Now) time.Duration {
+	if now.Boot != "" && r.Boot == now.Boot {
+		return r.BootEnd - now.Since
+	}
+	return r.ExpiresAt.Round(0).Sub(now.Wall)
+}
+
+// endOf returns the end of a record by the present wall clock; zero: never. The two clocks drift apart slowly, and that is ignored.
+func endOf(r store.Box, now lease.Now) time.Time {
+	if r.ExpiresAt.IsZero() {
+		return time.Time{}
+	}
+	stored, end := r.ExpiresAt.Round(0), now.Wall.Add(left(r, now)).Round(0)
+	if end.Sub(stored).Abs() < time.Second {
+		return stored
+	}
+	return end
+}
+
+// keep has a box deleted at its end, in place of an earlier end. The caller holds the lock of b.
+func (l *lifetimes) keep(b *state.Box) { l.wait(b, min(left(b.Record, l.now()), lookInterval)) }
+
+// follow shows the end of a box by a wall clock that was set, and stores it for the next start of the host. If that fails, the next look
+// tries again. The caller holds the lock of b.
+func (l *lifetimes) follow(b *state.Box) {
+	record := b.Record
+	if record.ExpiresAt = endOf(record, l.now()); record.ExpiresAt.Equal(b.Record.ExpiresAt) || b.Deleting || l.boxes.HandedOver.Load() {
+		return
+	}
+	if err := l.records.Update(record); err != nil {
+		l.log.Warn("the end of a box by the clock that was set could not be stored", zap.String("box", string(b.ID)), zap.Error(err))
+		return
+	}
+	b.Record = record
+	b.Publish()
+}
 
 // wait looks at the end of a box after a time. A box has one timer at most. The caller holds the lock of b.
 func (l *lifetimes) wait(b *state.Box, after time.Duration) {
@@ -62,7 +108,8 @@ func (l *lifetimes) end(b *state.Box) {
 	switch {
 	case b.Deleted || b.Record.ExpiresAt.IsZero():
 		return
-	case l.left(b) > 0: // not yet, moved, or the clock was set back
+	case left(b.Record, l.now()) > 0: // not yet, or moved
+		l.follow(b)
 		l.keep(b)
 		return
 	case l.boxes.HandedOver.Load(): // the next process deletes it, unless the replacement fails
@@ -120,7 +167,8 @@ func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (
 		return api.Box{}, time.Time{}, err
 	}
 	defer b.Unlock()
-	was = b.Record.ExpiresAt.Round(0) // of the wall clock, like what follows
+	now := l.now()
+	was = endOf(b.Record, now)
 	switch {
 	case b.Deleting:
 		return api.Box{}, was, api.ErrNotFound
@@ -129,15 +177,19 @@ func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (
 	case b.Status == api.StatusCreating:
 		return api.Box{}, was, api.Errorf(api.ErrConflict, "the box is being created; try again when it is there")
 	}
-	record, now := b.Record, l.now()
-	if record.ExpiresAt, err = endAfter(was, to, now); err == nil {
-		err = l.permit(ctx, record.ExpiresAt, was, now)
+	end, err := endAfter(was, to, now.Wall)
+	if err == nil {
+		err = l.permit(ctx, end, was, now.Wall)
 	}
 	if err != nil {
 		return api.Box{}, was, err
 	}
-	record.Ephemeral = record.Ephemeral && !record.ExpiresAt.IsZero() // an ephemeral box is one with an end
-	record.UpdatedAt = now
+	record := never(b.Record)
+	if !end.IsZero() {
+		record = within(record, end.Sub(now.Wall), now)
+	}
+	record.Ephemeral = record.Ephemeral && !end.IsZero() // an ephemeral box is one with an end
+	record.UpdatedAt = now.Wall
 	if err := l.records.Update(record); err != nil {
 		return api.Box{}, was, change.NotStored(l.log, "the end of the box could not be stored, and has not moved", err)
 	}

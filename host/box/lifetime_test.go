@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/lease"
 	"boxgate/host/state"
 	"boxgate/policy/document"
 	"boxgate/store"
@@ -26,6 +27,7 @@ type ends struct {
 	fail    int           // deletions that fail before one succeeds
 	full    bool          // the store cannot be written
 	ahead   time.Duration // how far the wall clock is ahead
+	boot    string        // of the host
 }
 
 // Update implements the records of [lifetimes].
@@ -40,13 +42,16 @@ func (e *ends) Update(b store.Box) error {
 // newEnds returns a box with an end; zero: with none.
 func newEnds(t *testing.T, ttl time.Duration) *ends {
 	t.Helper()
-	e := &ends{}
+	e, begun := &ends{boot: "first"}, time.Now()
+	now := func() lease.Now {
+		return lease.Now{Wall: time.Now().Add(e.ahead), Boot: e.boot, Since: time.Hour + time.Since(begun)}
+	}
 	record := store.Box{ID: "b1", State: "idle", Ephemeral: ttl > 0}
 	if ttl > 0 {
-		record.ExpiresAt = time.Now().Add(ttl)
+		record = within(record, ttl, now())
 	}
 	e.stored, e.box = record, state.NewBox(record, store.Policy{}, store.Headers{}, api.Hosted{}, 0)
-	e.lifetimes = &lifetimes{now: func() time.Time { return time.Now().Add(e.ahead) }, log: zap.NewNop(), records: e, boxes: &state.Table{}, delete: func(_ context.Context, b *state.Box) error {
+	e.lifetimes = &lifetimes{now: now, log: zap.NewNop(), records: e, boxes: &state.Table{}, delete: func(_ context.Context, b *state.Box) error {
 		if b.Deleting = true; e.deleted.IsZero() {
 			e.deleted = time.Now()
 		}
@@ -68,6 +73,7 @@ func newEnds(t *testing.T, ttl time.Duration) *ends {
 
 // isDeleted reports whether the deletion of the box has begun.
 func (e *ends) isDeleted() bool {
+	synctest.Wait()
 	e.box.Lock()
 	defer e.box.Unlock()
 	return !e.deleted.IsZero()
@@ -190,35 +196,78 @@ func TestAnEndIsNotMissed(t *testing.T) {
 	})
 }
 
-// TestTheEndIsThatOfTheWallClock: a box whose end passes while the host is suspended, or by a step of the clock, is deleted within a minute.
-// With a clock that was set back, it waits for the end.
-func TestTheEndIsThatOfTheWallClock(t *testing.T) {
+// setClock has the wall clock ahead of the boot clock by a time.
+func (e *ends) setClock(ahead time.Duration) {
+	e.box.Lock()
+	defer e.box.Unlock()
+	e.ahead = ahead
+}
+
+// TestAClockThatIsSetMovesNoEnd: a box lives as long as its creator asked for, however the wall clock is set meanwhile, and the end that
+// is shown and stored follows that clock.
+func TestAClockThatIsSetMovesNoEnd(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		e := newEnds(t, 2*time.Hour)
-		time.Sleep(time.Minute + time.Second)
-		e.box.Lock()
-		e.ahead = 3 * time.Hour
-		e.box.Unlock()
-		time.Sleep(lookInterval)
-		if !e.isDeleted() {
-			t.Error("the box outlives its end")
-		}
-	})
-	synctest.Test(t, func(t *testing.T) {
-		e := newEnds(t, 2*time.Hour)
-		e.box.Lock()
-		e.ahead = -time.Hour
-		e.box.Unlock()
-		time.Sleep(3*time.Hour - time.Second)
-		if e.isDeleted() {
-			t.Error("deleted before its end")
-		}
-		time.Sleep(lookInterval)
-		if !e.isDeleted() {
-			t.Error("the box outlives its end")
-		}
-	})
+	for _, ahead := range []time.Duration{3 * time.Hour, -time.Hour, 50 * 365 * 24 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			e, begun := newEnds(t, 2*time.Hour), time.Now()
+			time.Sleep(time.Minute + time.Second)
+			e.setClock(ahead)
+			time.Sleep(lookInterval)
+			if want := begun.Add(2*time.Hour + ahead); !e.stored.ExpiresAt.Equal(want) || !e.box.Shown.Load().ExpiresAt.Equal(want) {
+				t.Errorf("a clock set by %v: the end is %v, want %v", ahead, e.stored.ExpiresAt, want)
+			}
+			if time.Sleep(begun.Add(2*time.Hour - time.Nanosecond).Sub(time.Now())); e.isDeleted() {
+				t.Fatalf("a clock set by %v: deleted before its end", ahead)
+			}
+			if time.Sleep(time.Nanosecond); !e.isDeleted() {
+				t.Errorf("a clock set by %v: the box outlives its end", ahead)
+			}
+		})
+		synctest.Test(t, func(t *testing.T) { // the end moves before the next look at it
+			e := newEnds(t, 2*time.Hour)
+			e.setClock(ahead)
+			is, was, err := e.set(t.Context(), "b1", api.Lifetime{Extend: time.Hour})
+			if now := time.Now().Add(ahead); err != nil || !was.Equal(now.Add(2*time.Hour)) || !is.ExpiresAt.Equal(now.Add(3*time.Hour)) {
+				t.Errorf("a clock set by %v: from %v to %v, %v", ahead, was, is.ExpiresAt, err)
+			}
+			if time.Sleep(3*time.Hour - time.Nanosecond); e.isDeleted() {
+				t.Fatalf("a clock set by %v: deleted before its new end", ahead)
+			}
+			if time.Sleep(time.Nanosecond); !e.isDeleted() {
+				t.Errorf("a clock set by %v: the box outlives its new end", ahead)
+			}
+		})
+	}
+}
+
+// TestTheEndAfterAnotherBootIsThatOfTheWallClock: the end of a box that was made before the host was restarted is judged by the wall clock,
+// and a box whose end has passed by a step of that clock is deleted within a minute.
+func TestTheEndAfterAnotherBootIsThatOfTheWallClock(t *testing.T) {
+	t.Parallel()
+	for _, boot := range []string{"second", ""} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnds(t, 2*time.Hour)
+			e.box.Lock()
+			e.boot, e.ahead = boot, -time.Hour
+			e.keep(e.box)
+			e.box.Unlock()
+			if time.Sleep(3*time.Hour - time.Second); e.isDeleted() {
+				t.Error("deleted before its end")
+			}
+			if time.Sleep(time.Second); !e.isDeleted() {
+				t.Error("the box outlives its end")
+			}
+		})
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnds(t, 2*time.Hour)
+			e.box.Lock()
+			e.boot, e.ahead = boot, 3*time.Hour
+			e.box.Unlock()
+			if time.Sleep(lookInterval); !e.isDeleted() {
+				t.Error("the box outlives its end")
+			}
+		})
+	}
 }
 
 // TestWhoMayMoveAnEnd: keys for one box only bring it forward, and there is no end beyond the limit, by steps either.

@@ -3,7 +3,6 @@ package box
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -14,6 +13,7 @@ import (
 	"boxgate/firewall"
 	"boxgate/host/change"
 	"boxgate/host/keys"
+	"boxgate/host/lease"
 	"boxgate/host/meter"
 	"boxgate/host/rules"
 	"boxgate/host/sandboxwatch"
@@ -88,7 +88,7 @@ func New(c Config) (*Service, error) {
 		meter: c.Meter, models: c.Models, quota: c.Quota, settings: c.Settings, snapshots: c.Snapshots, schedules: c.Schedules, history: c.History, holdings: c.Holdings,
 		cutRemote: c.CutRemote,
 	}
-	l.lifetimes = &lifetimes{log: l.log, records: l.records, boxes: l.boxes, delete: l.deleteLocked, most: l.cfg.Launcher.MaxTTL, now: time.Now}
+	l.lifetimes = &lifetimes{log: l.log, records: l.records, boxes: l.boxes, delete: l.deleteLocked, most: l.cfg.Launcher.MaxTTL, now: lease.System}
 	l.follower = sandboxwatch.New(followed{l}, l.log)
 	return l, nil
 }

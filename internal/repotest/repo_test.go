@@ -223,7 +223,7 @@ host/sshaccess: policy proxy/recovery quota api api/server api/session internal/
 host/sandboxns: policy api firewall/namespace
 host/procwatch: policy host/sandboxns
 host/idle:
-host/box: policy agents api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/sandboxwatch host/sandboxns host/keys host/meter host/boxdial host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota remote selftest store store/history llm
+host/box: policy agents api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/lease host/sandboxwatch host/sandboxns host/keys host/meter host/boxdial host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota remote selftest store store/history llm
 host/har: policy api host/state proxy/har
 host/doctor: policy rule/legacytls rule/lenient api config doctor doctor/cause firewall/namespace host/box host/change host/rules host/state host/usage internal/required
 host/change: policy api internal/fault store store/history
