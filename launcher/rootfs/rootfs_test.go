@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -92,6 +93,42 @@ func TestBundleIsExchanged(t *testing.T) {
 	}
 	if err := root.writeBundle([]byte("x")); err == nil {
 		t.Error("a pipe is taken for a file")
+	}
+}
+
+// TestAttackNamesOfCertificates: a box that has taken very many of OpenSSL's names for its CA gets an error, after a bounded number of
+// attempts.
+func TestAttackNamesOfCertificates(t *testing.T) {
+	t.Parallel()
+	nightly.Root(t)
+	at := t.TempDir()
+	root, err := Open(at, namespace.IDsAt(7))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	dir := filepath.Join(at, path.Dir(BundlePath))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	take := func(from, to int) {
+		for n := from; n < to; n++ {
+			if err := os.Link(file, filepath.Join(dir, fmt.Sprintf("0123abcd.%d", n))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	take(0, 3)
+	if name, err := root.freeHashName(path.Dir(BundlePath), "0123abcd"); path.Base(name) != "0123abcd.3" || err != nil {
+		t.Errorf("%q %v", name, err)
+	}
+	take(3, maxHashNames)
+	if name, err := root.freeHashName(path.Dir(BundlePath), "0123abcd"); err == nil {
+		t.Errorf("%q after %d names", name, maxHashNames)
 	}
 }
 

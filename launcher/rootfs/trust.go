@@ -262,7 +262,11 @@ func (b *Root) writeAnchors(certs []*x509.Certificate) error {
 		if linked[name] {
 			continue
 		}
-		if err := b.symlink(name, b.freeHashName(dir, hashes[name])); err != nil {
+		link, err := b.freeHashName(dir, hashes[name])
+		if err != nil {
+			return err
+		}
+		if err := b.symlink(name, link); err != nil {
 			return err
 		}
 	}
@@ -324,7 +328,7 @@ func (b *Root) dropHashNames(dir string, hashes map[string]string) (linked map[s
 	return linked, err
 }
 
-// maxHashNames is the maximum number of links to certificates of boxes.
+// maxHashNames is the maximum number of links to certificates of boxes, and of names for certificates with the same hash.
 const maxHashNames = 4096
 
 // hashName matches OpenSSL's names of certificate links.
@@ -364,18 +368,20 @@ func (b *Root) eachIn(dir string, do func(name string) error) error {
 // anchorName matches the names that [Root.writeAnchors] gives to single certificates.
 var anchorName = regexp.MustCompile(`^boxgate-[0-9]+\.pem$`)
 
-// freeHashName returns {hash}.N for the first N not taken: subjects may share a hash.
-func (b *Root) freeHashName(dir, hash string) string {
-	for n := 0; ; n++ {
+// freeHashName returns {hash}.N for the first N not taken: subjects may share a hash. A box may have taken any number of them, so only
+// the first maxHashNames are tried.
+func (b *Root) freeHashName(dir, hash string) (string, error) {
+	for n := range maxHashNames {
 		name := path.Join(dir, fmt.Sprintf("%s.%d", hash, n))
 		p, err := files.ResolveParent(b.root, name)
 		if err != nil {
-			return name
+			return name, nil
 		}
 		if _, err := b.root.Lstat(p); err != nil {
-			return name
+			return name, nil
 		}
 	}
+	return "", fmt.Errorf("%s has too many files for certificates with the hash %s", dir, hash)
 }
 
 // withoutBoxes returns a bundle without the CAs of boxes. A snapshot has the CA of its original box, and a box created from
