@@ -185,13 +185,10 @@ func TestReachesNoOtherNamespace(t *testing.T) {
 	}
 }
 
-// TestSlowBoxHoldsNoThread has more connections wait for a box than the limit of threads in namespaces. Connections to
-// other boxes still succeed, and each attempt ends with its context.
-func TestSlowBoxHoldsNoThread(t *testing.T) {
-	t.Parallel()
-	slow, ns := newNamespace(t), newNamespace(t)
-	var full net.Listener
-	inside(t, slow, func() error {
+// listenFull listens in a namespace with a queue of one connection, and accepts none.
+func listenFull(t *testing.T, ns string) (full net.Listener) {
+	t.Helper()
+	inside(t, ns, func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -204,7 +201,40 @@ func TestSlowBoxHoldsNoThread(t *testing.T) {
 		full, err = net.FileListener(f) // nobody accepts
 		return err
 	})
-	defer full.Close()
+	t.Cleanup(func() { full.Close() })
+	return full
+}
+
+// TestDialLoopbackEnds: a server in a box that accepts no connections delays its client until a time limit only.
+func TestDialLoopbackEnds(t *testing.T) {
+	t.Parallel()
+	ns := newNamespace(t)
+	full := listenFull(t, ns)
+	b := Boxes{LoopbackTimeout: 200 * time.Millisecond}
+	if err := b.Add("box1", netip.MustParseAddr("::1"), ns); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // the kernel gives up after two
+	defer cancel()
+	for range 16 {
+		c, err := b.DialLoopback(ctx, "box1", "localhost", uint16(full.Addr().(*net.TCPAddr).Port))
+		if errors.Is(err, errNoAnswer) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	t.Fatal("the queue does not fill")
+}
+
+// TestSlowBoxHoldsNoThread has more connections wait for a box than the limit of threads in namespaces. Connections to
+// other boxes still succeed, and each attempt ends with its context.
+func TestSlowBoxHoldsNoThread(t *testing.T) {
+	t.Parallel()
+	slow, ns := newNamespace(t), newNamespace(t)
+	full := listenFull(t, slow)
 	to := full.Addr().(*net.TCPAddr).AddrPort()
 	pins := [2]pin{}
 	for i, path := range []string{slow, ns} {

@@ -1,6 +1,7 @@
 package boxdial
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,12 +9,16 @@ import (
 	"net/netip"
 	"sync"
 	"syscall"
+	"time"
 
 	"boxgate/policy"
 )
 
 // Boxes connects to boxes. The zero value has no boxes. Safe for concurrent use.
 type Boxes struct {
+	// LoopbackTimeout limits the time of [Boxes.DialLoopback]; 0: 10 s, as at public URLs. The kernel's own is two minutes.
+	LoopbackTimeout time.Duration
+
 	mu    sync.Mutex
 	boxes map[policy.BoxID]*place
 }
@@ -89,12 +94,26 @@ func (b *Boxes) Dial(ctx context.Context, id policy.BoxID, at netip.AddrPort) (n
 }
 
 // DialLoopback connects to a port of a box's own loopback interface, and to nothing else: to 127.0.0.1 or ::1, or for "localhost" to
-// either. It fails for a box that is not known.
+// either. It fails for a box that is not known, and after [Boxes.LoopbackTimeout]: a server in the box whose queue is full does not answer.
 func (b *Boxes) DialLoopback(ctx context.Context, id policy.BoxID, host string, port uint16) (net.Conn, error) {
 	p, _ := b.find(id, port)
 	if p == nil {
 		return nil, errUnknown
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(b.LoopbackTimeout, 10*time.Second), errNoAnswer)
+	defer cancel()
+	conn, err := p.dialLoopback(ctx, host, port)
+	if err != nil && context.Cause(ctx) == errNoAnswer {
+		return nil, fmt.Errorf("port %d of the box: %w", port, errNoAnswer)
+	}
+	return conn, err
+}
+
+// errNoAnswer refuses to wait any longer for a server in a box.
+var errNoAnswer = errors.New("the server in the box does not accept the connection")
+
+// dialLoopback is [Boxes.DialLoopback] for one box.
+func (p *place) dialLoopback(ctx context.Context, host string, port uint16) (net.Conn, error) {
 	v4, v6 := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port), netip.AddrPortFrom(netip.IPv6Loopback(), port)
 	switch host {
 	case "127.0.0.1":
