@@ -71,13 +71,13 @@ func (l *listener) visitorOf(conn net.Conn, h *held) net.Conn {
 		return nil
 	}
 	network := peernet.NetworkOf(told.RemoteAddr())
-	if !l.places.acquire("", network) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.placeLocked(network, time.Now()) {
 		l.g.refusedConn(told, name.ReasonLimit, errCrowded)
 		_ = conn.Close()
 		return nil
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.places.release("", h.network)
 	h.network = network
 	return told
@@ -206,7 +206,8 @@ func (l *listener) start(conn net.Conn) {
 func (l *listener) enter(conn net.Conn, network netip.Prefix, freeSlot func()) *held {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || !l.places.acquire("", network) {
+	now := time.Now()
+	if l.closed || !l.placeLocked(network, now) {
 		if !l.closed {
 			l.g.refusedConn(conn, name.ReasonLimit, errCrowded)
 		}
@@ -214,7 +215,6 @@ func (l *listener) enter(conn net.Conn, network netip.Prefix, freeSlot func()) *
 		freeSlot()
 		return nil
 	}
-	now := time.Now()
 	h := &held{own: l.handlers.Track(nil), freeSlot: freeSlot, network: network, first: make(chan struct{}), since: now, until: now.Add(l.g.arrival)}
 	if l.places.scarce() {
 		l.giveWayLocked(now)
@@ -244,7 +244,7 @@ func (l *listener) giveWayLocked(now time.Time) {
 		if n++; n > sampled {
 			break
 		}
-		if h.leaves || !h.asked.Load() && now.Sub(h.since) < newTime {
+		if h.stays(now) {
 			continue
 		}
 		c := l.standingOf(h)
@@ -255,27 +255,60 @@ func (l *listener) giveWayLocked(now time.Time) {
 	if chosen == nil {
 		return
 	}
-	l.conns[chosen].leaves = true
-	l.g.refusedConn(chosen, name.ReasonLimit, errGaveWay)
-	socket.Abort(chosen) // its goroutine notices, and releases it
+	l.leaveLocked(chosen)
+}
+
+// leaveLocked ends a connection in favour of others. It keeps its slot until its goroutine, which notices, has released it.
+func (l *listener) leaveLocked(conn net.Conn) {
+	l.conns[conn].leaves = true
+	l.g.refusedConn(conn, name.ReasonLimit, errGaveWay)
+	socket.Abort(conn)
+}
+
+// placeLocked takes a place for a connection from a network, and reports whether there was one. In a larger network around it that may
+// have no more, the connection gets the place of another one from there: its customer, or one of its customers, has all of its places
+// already, and newcomers from there would be refused as long as those last.
+func (l *listener) placeLocked(network netip.Prefix, now time.Time) bool {
+	if l.places.acquire("", network) {
+		return true
+	}
+	level := l.places.crowded(network)
+	if level == 0 {
+		return false
+	}
+	var chosen net.Conn
+	var latest rank
+	n := 0
+	for conn, h := range l.conns {
+		if n++; n > sampled {
+			break
+		}
+		if r, ok := l.places.rankIn(level, network, h.network); ok && !h.stays(now) {
+			if r.use, r.since = h.use(), h.since; r.yieldsToNewcomer() && (chosen == nil || r.before(latest)) {
+				chosen, latest = conn, r
+			}
+		}
+	}
+	if chosen == nil {
+		return false
+	}
+	h := l.conns[chosen]
+	l.places.exchange(h.box, h.network, network)
+	h.gone = true
+	l.leaveLocked(chosen)
+	return true
 }
 
 // standing ranks a connection for giveWayLocked.
 type standing struct {
 	weight, network float64 // the larger share of its box's and its network's, and the network's
-	use             int     // 0: never had a request; 1: idle; 2: has a running request
+	use             int     // of [held.use]
 	since           time.Time
 }
 
 func (l *listener) standingOf(h *held) standing {
-	c := standing{since: h.since, use: 1}
+	c := standing{since: h.since, use: h.use()}
 	c.weight, c.network = l.places.weight(h.box, h.network)
-	switch {
-	case !h.asked.Load():
-		c.use = 0
-	case h.busy.Load():
-		c.use = 2
-	}
 	return c
 }
 
@@ -330,7 +363,9 @@ func (l *listener) release(conn net.Conn) {
 	h := l.conns[conn]
 	h.arrive()
 	h.freeSlot()
-	l.places.release(h.box, h.network)
+	if !h.gone {
+		l.places.release(h.box, h.network)
+	}
 	delete(l.conns, conn)
 }
 
@@ -405,11 +440,11 @@ func (l *listener) named(sni string, h *held) bool {
 	if !ok {
 		return true
 	}
-	if !l.places.name(string(t.Box)) {
-		return false
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if h.gone || !l.places.name(string(t.Box)) {
+		return false
+	}
 	h.box = string(t.Box)
 	return true
 }
@@ -528,12 +563,29 @@ type held struct {
 	network  netip.Prefix  // the connection is counted for it; guarded by the listener's mu
 	box      string        // the box of the URL named in TLS, likewise; "": unknown
 	since    time.Time     // when it was accepted
-	leaves   bool          // giveWayLocked has ended the connection; guarded by the listener's mu
+	leaves   bool          // leaveLocked has ended the connection; guarded by the listener's mu
+	gone     bool          // another connection has its place; guarded by the listener's mu
 	only     string        // the only host that TLS may name; "": any
 
 	asked atomic.Bool   // a request has begun, or the connection has ended
 	first chan struct{} // closed when asked is set
 	until time.Time     // when a stop no longer waits for first
+}
+
+// stays reports whether a connection is not ended in favour of others: it has been already, or is new. The caller holds the listener's mu.
+func (h *held) stays(now time.Time) bool {
+	return h.leaves || !h.asked.Load() && now.Sub(h.since) < newTime
+}
+
+// use returns 0 for a connection that never had a request, 1 for an idle one, and 2 while it has one.
+func (h *held) use() int {
+	switch {
+	case !h.asked.Load():
+		return 0
+	case h.busy.Load():
+		return 2
+	}
+	return 1
 }
 
 // begin notes that a request has begun. A stop lets it finish.

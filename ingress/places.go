@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"sync"
@@ -13,6 +14,7 @@ import (
 
 // places limits how much visitors hold at a time, so that no box or network keeps others out. A box gets half of the places at
 // most, and a network of visitors a quarter. A customer with IPv6 has many networks ([peernet]): a /56 gets three eighths, a /48 half.
+// Within a /56 or /48 that has all of its places, connections give way to newcomers ([listener.placeLocked]).
 // As several boxes and networks could still take everything, the last quarter is for holders of few places: the number they may
 // hold sinks with each place taken, and a holder without any always gets one.
 type places struct {
@@ -45,6 +47,12 @@ func (p *places) acquire(box string, peer netip.Prefix) bool {
 			return false
 		}
 	}
+	p.takeLocked(box, peer)
+	return true
+}
+
+// takeLocked counts a place for a box and a network.
+func (p *places) takeLocked(box string, peer netip.Prefix) {
 	if p.peers == nil {
 		p.peers = map[netip.Prefix]int{}
 	}
@@ -55,12 +63,11 @@ func (p *places) acquire(box string, peer netip.Prefix) bool {
 	if box != "" {
 		p.boxes[box]++
 	}
-	for _, network := range networks {
+	for _, network := range peernet.All(peer) {
 		if network.IsValid() {
 			p.peers[network]++
 		}
 	}
-	return true
 }
 
 // room reports whether a holder of has places, limited to most, may take another one that leaves left places free.
@@ -103,6 +110,62 @@ func (p *places) weight(box string, peer netip.Prefix) (most, network float64) {
 		network = max(network, float64(p.peers[n])/float64(p.mostOf(i)))
 	}
 	return max(float64(p.boxes[box])/float64(p.half()), network), network
+}
+
+// crowded returns the level of the narrowest network around a network that may take no more places, although the network itself may; 0:
+// there is none.
+func (p *places) crowded(network netip.Prefix) (level int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	left := p.most - p.taken - 1
+	for i, n := range peernet.All(network) {
+		if n.IsValid() && !p.room(p.peers[n], p.mostOf(i), scarceNetworks[i], max(left, 0)) {
+			return i
+		}
+	}
+	return 0
+}
+
+// rank orders the places within a crowded network by who gives way first.
+type rank struct {
+	// more is the difference between the places of the holder's networks and of a newcomer's, the wider first, with the newcomer's place.
+	more  [peernet.Levels - 1]int
+	use   int // of [held.use]
+	since time.Time
+}
+
+// rankIn ranks a holder against a newcomer, and reports whether both are in the same network of a level.
+func (p *places) rankIn(level int, newcomer, holder netip.Prefix) (r rank, both bool) {
+	come, has := peernet.All(newcomer), peernet.All(holder)
+	if come[level] != has[level] {
+		return r, false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range level {
+		if come[i] != has[i] {
+			r.more[len(r.more)-1-i] = p.peers[has[i]] - p.peers[come[i]] - 1
+		}
+	}
+	return r, true
+}
+
+// before reports whether a place gives way before another.
+func (r rank) before(other rank) bool {
+	return cmp.Or(slices.Compare(other.more[:], r.more[:]), cmp.Compare(r.use, other.use), r.since.Compare(other.since)) < 0
+}
+
+// yieldsToNewcomer reports whether a place gives way to a newcomer: unless its networks have fewer places than the newcomer's would have.
+func (r rank) yieldsToNewcomer() bool {
+	return slices.Compare(r.more[:], make([]int, len(r.more))) >= 0
+}
+
+// exchange counts the place of a box and a network for another network.
+func (p *places) exchange(box string, from, to netip.Prefix) {
+	p.release(box, from)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.takeLocked("", to)
 }
 
 // release returns a place.

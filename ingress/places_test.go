@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -190,6 +191,76 @@ func TestOneSiteDoesNotTakeAll(t *testing.T) {
 		if !p.acquire("", network(9)) || len(p.peers) != 8 {
 			t.Errorf("the places were not given back: %v", p.peers)
 		}
+	}
+}
+
+// TestNewcomersOfACrowdedSite: in a /48 that has all of its places, the connections of the network with the most give way to a newcomer,
+// silent and idle ones first. A neighbour with one connection keeps it, and nobody else's is ended.
+func TestNewcomersOfACrowdedSite(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	l := &listener{g: start(t, nil).Ingress, conns: map[net.Conn]*held{}, places: places{most: 32}}
+	conns := map[string]net.Conn{}
+	enter := func(name, network string, use int, age time.Duration) bool {
+		a, _ := net.Pipe()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if !l.placeLocked(netip.MustParsePrefix(network), now) {
+			return false
+		}
+		h := &held{network: netip.MustParsePrefix(network), since: now.Add(-age), freeSlot: func() {}, first: make(chan struct{})}
+		h.asked.Store(use > 0)
+		h.busy.Store(use > 1)
+		l.conns[a], conns[name] = h, a
+		return true
+	}
+	left := func() (left []string) {
+		for name, c := range conns {
+			if h := l.conns[c]; h.leaves {
+				left = append(left, name)
+				l.release(c)
+				delete(conns, name)
+			}
+		}
+		slices.Sort(left)
+		return left
+	}
+	enter("elsewhere", "2001:db8:2::/64", 0, time.Hour)
+	enter("neighbour", "2001:db8:1:100::/64", 1, time.Hour)
+	for i := range 5 { // a customer with one /64
+		enter("single"+strconv.Itoa(i), "2001:db8:1:200::/64", 2, time.Hour)
+	}
+	for i := range 10 { // a customer with a /56
+		enter("many"+strconv.Itoa(i), fmt.Sprintf("2001:db8:1:3%02x::/64", i), i%3, time.Minute+time.Duration(i)*time.Second)
+	}
+	if gone := left(); gone != nil || l.places.taken != 17 {
+		t.Fatalf("%v, and %d places", gone, l.places.taken)
+	}
+	for i, want := range []string{"many9", "many6", "many3", "many0", "many7"} {
+		if !enter("new"+strconv.Itoa(i), fmt.Sprintf("2001:db8:1:4%02x::/64", i), 1, 0) {
+			t.Fatalf("newcomer %d found no place", i)
+		}
+		if gone := left(); !slices.Equal(gone, []string{want}) || l.places.taken != 17 {
+			t.Errorf("newcomer %d: %v gave way, want %s; %d places", i, gone, want, l.places.taken)
+		}
+	}
+	for i := range 20 { // by itself, a customer takes no place of others
+		enter("greedy"+strconv.Itoa(i), "2001:db8:1:500::/64", 2, 0)
+		left()
+	}
+	for _, name := range []string{"elsewhere", "neighbour"} {
+		if conns[name] == nil {
+			t.Errorf("%s gave way", name)
+		}
+	}
+	if n := l.places.peers[netip.MustParsePrefix("2001:db8:1:500::/64")]; n > 8 || l.places.taken != 17 {
+		t.Errorf("a /64 has %d places, and all %d", n, l.places.taken)
+	}
+	for _, c := range conns {
+		l.release(c)
+	}
+	if l.places.taken != 0 || len(l.places.peers) != 0 {
+		t.Errorf("%d places were not given back: %v", l.places.taken, l.places.peers)
 	}
 }
 
