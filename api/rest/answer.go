@@ -64,10 +64,18 @@ func (a Answerer) Fail(w http.ResponseWriter, r *http.Request, err error) {
 	if !ok {
 		return
 	}
-	if exceeded, ok := errors.AsType[*quota.Error](err); ok {
-		w.Header().Set("Retry-After", strconv.Itoa(int((exceeded.After+time.Second-1)/time.Second)))
+	if _, ok := errors.AsType[*quota.Error](err); ok {
+		w.Header().Set("Retry-After", strconv.Itoa(retryAfter(err)))
 	}
 	writeJSON(w, status, body)
+}
+
+// retryAfter returns after how many seconds to try again; 0 if that is not known.
+func retryAfter(err error) int {
+	if exceeded, ok := errors.AsType[*quota.Error](err); ok {
+		return int((exceeded.After + time.Second - 1) / time.Second)
+	}
+	return 0
 }
 
 // failure logs and records an error, and returns the status and the body of its response; false: the client has disconnected.

@@ -170,7 +170,8 @@ func (h *hold) end() bool {
 // lateFailure is the body of a failure after the status was sent.
 type lateFailure struct {
 	problem.Body
-	Status int `json:"status"`
+	Status     int `json:"status"`
+	RetryAfter int `json:"retry_after,omitempty"` // seconds, in place of the field Retry-After
 }
 
 // serveLate ends a response whose status was sent while the handler worked. If the route's body can describe a failure, it does. Otherwise
@@ -202,7 +203,7 @@ func (a Answerer) serveLate(w http.ResponseWriter, r *http.Request, rt Route, re
 		if a.Broken != nil {
 			a.Broken(r, body.Error)
 		}
-		data, _ = encode(lateFailure{body, status})
+		data, _ = encode(lateFailure{body, status, retryAfter(err)})
 		_, _ = SteadyWriter(w).Write(data)
 		_ = http.NewResponseController(w).Flush()
 	}

@@ -19,6 +19,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/problem"
+	"boxgate/quota"
 )
 
 // pipes is a listener whose connections are in memory, for tests with fake time.
@@ -178,6 +179,10 @@ func TestLateFailureBreaksOff(t *testing.T) {
 		}
 		if len(recorded) != 1 || recorded[0] != http.StatusServiceUnavailable {
 			t.Errorf("recorded %v", recorded)
+		}
+		full := &quota.Error{Holder: quota.Holder{}, Kind: quota.Memory, After: 1500 * time.Millisecond}
+		if a := ask(t, slow(time.Minute, Reply{}, full), nil); a.err == nil || !strings.HasSuffix(strings.TrimSpace(a.text), `"quota":"memory","status":429,"retry_after":2}`) {
+			t.Errorf("%q %v", a.text, a.err)
 		}
 		fails := func(w *Writer, _ *http.Request) {
 			w.Record = func(int, *Change) error { return errors.New("disk full") }
