@@ -131,6 +131,9 @@ func (b ModelBudget) Ratio() float64 {
 	return most
 }
 
+// BoxUser is the user of commands in a box that name no other.
+const BoxUser = "boxuser"
+
 // MaxTTL is the maximum time from now to the end of a box.
 const MaxTTL = 3 * 24 * time.Hour
 

@@ -125,7 +125,7 @@ func (e *Endpoints) readCommand(w http.ResponseWriter, r *http.Request) (*comman
 	if err != nil {
 		return nil, err
 	}
-	job := history.Job{Type: history.Shell, Prompt: strings.Join(body.Command, " "), Timeout: milliseconds(body.Timeout)}
+	job := history.Job{Type: history.Shell, User: req.User, Prompt: strings.Join(body.Command, " "), Timeout: milliseconds(body.Timeout)}
 	return &command{box: box.ID, request: req, job: job}, nil
 }
 

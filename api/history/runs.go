@@ -33,6 +33,7 @@ const (
 // Job describes a run.
 type Job struct {
 	Type    string // Shell or Agent
+	User    string // as in [api.ExecRequest]
 	Prompt  string // the command or prompt as the caller wrote it
 	Model   string // of an agent
 	Timeout time.Duration
@@ -109,6 +110,7 @@ type RunView struct {
 	Type           string       `json:"type" enum:"shell agent"`
 	Status         string       `json:"status" enum:"running completed failed cancelled skipped"`
 	ScheduleID     string       `json:"schedule_id,omitempty" doc:"ID of the schedule that caused the run"`
+	User           string       `json:"user,omitempty" doc:"user that the command ran as, as in exec; absent: boxuser"`
 	Prompt         string       `json:"prompt" doc:"the command as written, or the prompt"`
 	Model          string       `json:"model,omitempty"`
 	Output         Text         `json:"output,omitempty" doc:"answer of an agent; for the output of a command, get the run itself"`
@@ -194,6 +196,9 @@ func (h *History) startRun(box policy.BoxID, job Job, cancel context.CancelCause
 		ID: "run_" + strings.ToLower(rand.Text()), BoxID: box, CustomerID: api.CustomerID, Type: job.Type, Status: "running",
 		ScheduleID: job.Schedule, Prompt: clip(job.Prompt), Model: job.Model, CreatedAt: now.Unix(), began: now,
 	}}
+	if job.User != api.BoxUser {
+		r.view.User = job.User
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	b := h.boxLocked(box)

@@ -72,6 +72,15 @@ func TestRunsAndLogs(t *testing.T) {
 	if newest["status"] != "failed" || newest["exit_code"] != nil {
 		t.Errorf("%v", newest)
 	}
+	for asked, want := range map[string]any{"boxuser": nil, "root": "root", "1000:4": "1000:4"} {
+		as := f.Call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["id"],"user":"`+asked+`"}`).JSON(t)["run_id"].(string)
+		if got := f.Call(t, "GET", "/v2/box/"+id+"/runs/"+as, "").JSON(t)["user"]; got != want {
+			t.Errorf("a run as %s has the user %v", asked, got)
+		}
+	}
+	if oldest["user"] != nil {
+		t.Errorf("the user by default is %v", oldest["user"])
+	}
 	detail := f.Call(t, "GET", "/v2/box/"+id+"/runs/"+first.(string), "").JSON(t)
 	if detail["exit_code"] != 0.0 || detail["output"] != "one\n" {
 		t.Errorf("%v", detail)

@@ -28,7 +28,7 @@ func (e *Endpoints) Run(ctx context.Context, box policy.BoxID, d Direct) (api.Ex
 		return api.ExecResult{}, err
 	}
 	defer leave()
-	job := history.Job{Type: history.Shell, Prompt: d.Prompt}
+	job := history.Job{Type: history.Shell, User: d.Request.User, Prompt: d.Prompt}
 	_, res, err := e.history.Do(ctx, box, job, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
 		out, stderr := e.recordOutput(run, d.Out.Write), e.recordOutput(run, d.Err.Write)
 		proc, err := e.host.StartSession(ctx, box, d.Request, d.In, out, stderr)

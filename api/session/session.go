@@ -135,7 +135,7 @@ func (e *Endpoints) newSession(ctx context.Context, box policy.BoxID, f *fromCli
 func (e *Endpoints) runCommand(ctx context.Context, s *session, req api.SessionRequest, prompt string) {
 	defer close(s.done)
 	defer s.kill(nil)
-	job := history.Job{Type: history.Shell, Prompt: prompt}
+	job := history.Job{Type: history.Shell, User: req.User, Prompt: prompt}
 	_, s.res, s.err = e.history.Do(ctx, s.box, job, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
 		proc, err := e.host.StartSession(ctx, s.box, req, s.in, e.recordOutput(run, s.out.stream("stdout")), e.recordOutput(run, s.out.stream("stderr")))
 		if err != nil {

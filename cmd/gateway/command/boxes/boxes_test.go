@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -191,4 +192,21 @@ func FuzzEvents(f *testing.F) {
 			t.Errorf("%q is printed as %q (%v)", text, got, err)
 		}
 	})
+}
+
+// TestUsersOfRuns: the lists of runs name the user of each command.
+func TestUsersOfRuns(t *testing.T) {
+	t.Parallel()
+	var list struct{ Runs []runAnswer }
+	if err := json.Unmarshal([]byte(`{"runs":[{"id":"run_a","type":"shell","status":"completed","user":"root","prompt":"apt install x"},{"id":"run_b","type":"shell","status":"completed","prompt":"ls"}]}`), &list); err != nil {
+		t.Fatal(err)
+	}
+	var all, one strings.Builder
+	if err := errors.Join(printRuns(&all, list), printRun(&one, list.Runs[0])); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(all.String(), "\n")
+	if !slices.Contains(strings.Fields(lines[1]), "root") || !slices.Contains(strings.Fields(lines[2]), "boxuser") || !strings.Contains(one.String(), "root") {
+		t.Errorf("%s\n%s", all.String(), one.String())
+	}
 }

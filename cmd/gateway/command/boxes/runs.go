@@ -1,6 +1,7 @@
 package boxes
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/url"
@@ -18,6 +19,7 @@ type runAnswer struct {
 	ID           string `json:"id"`
 	Type         string `json:"type"`
 	Status       string `json:"status"`
+	User         string `json:"user"`
 	Prompt       string `json:"prompt"`
 	Output       string `json:"output"`
 	ErrorMessage string `json:"error_message"`
@@ -31,6 +33,9 @@ func (r *runAnswer) duration() string {
 	return (time.Duration(r.DurationMS) * time.Millisecond).Round(10 * time.Millisecond).String()
 }
 
+// user returns the user that the command ran as.
+func (r *runAnswer) user() string { return cmp.Or(r.User, api.BoxUser) }
+
 // newRuns is `gateway box runs`.
 func newRuns(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
@@ -42,10 +47,10 @@ func newRuns(o *cli.Options) *cobra.Command {
 }
 
 func printRuns(w io.Writer, list struct{ Runs []runAnswer }) error {
-	rows := [][]string{{"ID", "TYPE", "STATUS", "STARTED", "TOOK", "COMMAND OR PROMPT"}}
+	rows := [][]string{{"ID", "TYPE", "STATUS", "USER", "STARTED", "TOOK", "COMMAND OR PROMPT"}}
 	for i := range list.Runs {
 		r := &list.Runs[i]
-		rows = append(rows, []string{r.ID, r.Type, r.Status, moment(r.CreatedAt), r.duration(), word(r.Prompt)})
+		rows = append(rows, []string{r.ID, r.Type, r.Status, word(r.user()), moment(r.CreatedAt), r.duration(), word(r.Prompt)})
 	}
 	return cli.Table(w, rows...)
 }
@@ -80,7 +85,7 @@ func printRun(w io.Writer, r runAnswer) error {
 		code = strconv.Itoa(*r.ExitCode)
 	}
 	rows := [][]string{
-		{"run", r.ID}, {"type", r.Type}, {"status", r.Status}, {"exit code", code}, {"started", moment(r.CreatedAt)}, {"took", r.duration()},
+		{"run", r.ID}, {"type", r.Type}, {"status", r.Status}, {"user", word(r.user())}, {"exit code", code}, {"started", moment(r.CreatedAt)}, {"took", r.duration()},
 		{"prompt", word(r.Prompt)},
 	}
 	if r.ErrorMessage != "" {
