@@ -272,6 +272,7 @@ type ExecRequest struct {
 // ExecResult is the outcome of a command.
 type ExecResult struct {
 	ExitCode int
+	Signal   string        // the signal that killed it, without the prefix SIG, if the kernel has reported one
 	CPU      time.Duration // CPU time it used; 0 if not known
 	// OutOfMemory is set if the command was killed because the box ran out of memory.
 	OutOfMemory bool

@@ -116,7 +116,7 @@ func (c *Command) Wait(ctx context.Context) (Result, error) {
 	defer c.finishOutput()
 	status, err := c.proc.Await(ctx)
 	c.releaseBranch()
-	res := Result{Status: status, CPU: c.branch.CPU()}
+	res := Result{Status: status, Signal: c.proc.KilledBy(), CPU: c.branch.CPU()}
 	res.OutOfMemory = status == signalled+int(unix.SIGKILL) && c.box.OOMKills() > c.oomBefore
 	return res, err
 }
@@ -427,6 +427,7 @@ func (e *StartError) Error() string { return fmt.Sprintf("cannot start %q: %s", 
 // Result describes how a command ended.
 type Result struct {
 	Status int           // its exit status, or 128 plus the signal number that killed it
+	Signal unix.Signal   // the signal that killed it; 0: none, or the runtime, which started it, has only reported Status
 	CPU    time.Duration // used by the command and its descendants until it ended; 0 if unknown
 	// OutOfMemory: the command was killed while the kernel killed processes of the box for lack of memory. If several
 	// commands are killed in that period, it is set for all of them.

@@ -43,7 +43,7 @@ type Login interface {
 	// the caller closes. It fails if a limit is reached.
 	Count(conn net.Conn) (sshflow.Claim, error)
 	// Run runs a command in the box until it ends; started is called once it can get signals. If ctx ends, the command is killed.
-	Run(ctx context.Context, c Command, streams Streams, started func(Process)) (exitCode int, err error)
+	Run(ctx context.Context, c Command, streams Streams, started func(Process)) (Exit, error)
 	// Transfer serves SFTP over a stream until it ends.
 	Transfer(ctx context.Context, stream io.ReadWriter) error
 	// Forward returns the use of a port of the box's loopback interface. The caller closes it.
@@ -63,6 +63,12 @@ type Command struct {
 	Line     string            // for a shell; "": a login shell
 	Env      map[string]string // set by the client
 	Terminal *Terminal         // nil: no terminal
+}
+
+// Exit is how a command ended.
+type Exit struct {
+	Status int    // its exit status, or 128 and the number of the signal that killed it
+	Signal string // that signal, without the prefix SIG; "": none, or it is not known
 }
 
 // Terminal is the size of a terminal in characters.

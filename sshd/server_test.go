@@ -17,6 +17,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"go.uber.org/zap"
 	gossh "golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
 
 	"boxgate/internal/sshflow"
 	"boxgate/policy"
@@ -132,11 +133,16 @@ func (c rigClaim) Shrink(n int) { c.r.claimed.Add(-int64(n)) }
 func (c rigClaim) Close() {}
 
 // Run implements [Login].
-func (r *rig) Run(ctx context.Context, c Command, s Streams, started func(Process)) (int, error) {
+func (r *rig) Run(ctx context.Context, c Command, s Streams, started func(Process)) (Exit, error) {
 	r.mu.Lock()
 	run := r.run
 	r.mu.Unlock()
-	return run(ctx, c, s, started)
+	code, err := run(ctx, c, s, started)
+	exit := Exit{Status: code}
+	if code > 128 {
+		exit.Signal = strings.TrimPrefix(unix.SignalName(unix.Signal(code-128)), "SIG")
+	}
+	return exit, err
 }
 
 // Transfer implements [Login].
@@ -255,6 +261,16 @@ func TestSessionsOfClients(t *testing.T) {
 	exit, ok := errors.AsType[*gossh.ExitError](s.Run("line"))
 	if !ok || exit.ExitStatus() != 9 || out.String() != "in line+a" || stderr.String() != "err" {
 		t.Errorf("%v: %q, %q", exit, out.String(), stderr.String())
+	}
+
+	for status, signal := range map[int]string{128 + 9: "KILL", 128 + 15: "TERM", 128 + int(unix.SIGSYS): "", 7: ""} {
+		r.set(func(context.Context, Command, Streams, func(Process)) (int, error) { return status, nil })
+		if s, err = c.NewSession(); err != nil {
+			t.Fatal(err)
+		}
+		if exit, ok := errors.AsType[*gossh.ExitError](s.Run("line")); !ok || exit.ExitStatus() != status || exit.Signal() != signal {
+			t.Errorf("%v, want %d and %q", exit, status, signal)
+		}
 	}
 
 	got := make(chan string, 1)

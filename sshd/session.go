@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"unicode"
@@ -132,25 +133,25 @@ func (s *session) start(r *gossh.Request) (ok bool, then func()) {
 // run runs a command and ends the session with its exit status.
 func (s *session) run(command Command) {
 	streams := Streams{In: s.stdin, Out: s.channel, Err: s.channel.Stderr()}
-	code, err := s.c.login.Run(s.ctx, command, streams, s.started)
+	exit, err := s.c.login.Run(s.ctx, command, streams, s.started)
 	if err != nil {
 		s.explain(err)
-		code = failedStatus
+		exit = Exit{Status: failedStatus}
 	}
-	s.finish(uint32(code))
+	s.finish(exit)
 }
 
 // transfer serves SFTP.
 func (s *session) transfer() {
-	code := uint32(0)
+	exit := Exit{}
 	if err := s.c.login.Transfer(s.ctx, struct {
 		io.Reader
 		io.Writer
 	}{s.stdin, s.channel}); err != nil {
 		s.explain(err)
-		code = failedStatus
+		exit.Status = failedStatus
 	}
-	s.finish(code)
+	s.finish(exit)
 }
 
 // explain shows an error to the client.
@@ -170,10 +171,24 @@ func printable(text string) string {
 	}, strings.ToValidUTF8(text, "\uFFFD"))
 }
 
-// finish sends the exit status and closes the channel. Input that still arrives is discarded.
-func (s *session) finish(code uint32) {
+// signals are the names of signals in SSH (RFC 4254, section 6.10).
+var signals = []string{"ABRT", "ALRM", "FPE", "HUP", "ILL", "INT", "KILL", "PIPE", "QUIT", "SEGV", "TERM", "USR1", "USR2"}
+
+// exitSignal is the payload of exit-signal (RFC 4254, section 6.10).
+type exitSignal struct {
+	Name          string
+	CoreDumped    bool
+	Message, Lang string
+}
+
+// finish sends how the command ended and closes the channel: its exit status, and the signal that killed it. RFC 4254 has the one or the
+// other; OpenSSH's client ignores the signal, and libraries read both. Input that still arrives is discarded.
+func (s *session) finish(exit Exit) {
 	_ = s.channel.CloseWrite()
-	_, _ = s.channel.SendRequest("exit-status", false, gossh.Marshal(struct{ Status uint32 }{code}))
+	if slices.Contains(signals, exit.Signal) {
+		_, _ = s.channel.SendRequest("exit-signal", false, gossh.Marshal(exitSignal{Name: exit.Signal}))
+	}
+	_, _ = s.channel.SendRequest("exit-status", false, gossh.Marshal(struct{ Status uint32 }{uint32(exit.Status)}))
 	_ = s.channel.Close()
 	drain(s.channel, s.stdin.stream)
 }

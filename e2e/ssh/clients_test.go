@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	gossh "golang.org/x/crypto/ssh"
 
 	"boxgate/e2e/harness"
 )
@@ -50,6 +53,25 @@ func TestOpenSSH(t *testing.T) {
 	big := strings.Repeat("0123456789abcdef", 1<<18)
 	if out, errs, code := w.client(file, big, "ssh", at, "cat"); code != 0 || out != big {
 		t.Errorf("4 MiB there and back: exit %d: %d bytes, %s", code, len(out), errs)
+	}
+}
+
+// TestSignalsThatKill: libraries learn the signal that killed a command, and not from a command that exits with its number.
+func TestSignalsThatKill(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	box := w.Create(map[string]any{})
+	_, key := w.apiKey("one-box", map[string]any{"box": box})
+	c := w.mustLogIn(box, key)
+	for line, want := range map[string]string{"kill -9 $$": "137 KILL", "kill -SEGV $$": "139 SEGV", "exit 137": "137 "} {
+		s, err := c.NewSession()
+		if err != nil {
+			t.Fatal(err)
+		}
+		exit, ok := errors.AsType[*gossh.ExitError](s.Run(line))
+		if !ok || fmt.Sprint(exit.ExitStatus(), " ", exit.Signal()) != want {
+			t.Errorf("%s: %v, want %s", line, exit, want)
+		}
 	}
 }
 

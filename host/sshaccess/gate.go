@@ -196,7 +196,7 @@ func (l *login) perform(ctx context.Context, what string, work func(context.Cont
 }
 
 // Run implements [sshd.Login].
-func (l *login) Run(ctx context.Context, c sshd.Command, streams sshd.Streams, started func(sshd.Process)) (int, error) {
+func (l *login) Run(ctx context.Context, c sshd.Command, streams sshd.Streams, started func(sshd.Process)) (sshd.Exit, error) {
 	what, prompt := "command", c.Line
 	if c.Line == "" {
 		what, prompt = "shell", "login shell over SSH"
@@ -215,7 +215,7 @@ func (l *login) Run(ctx context.Context, c sshd.Command, streams sshd.Streams, s
 		}
 		return forTrail, err
 	})
-	return res.ExitCode, err
+	return sshd.Exit{Status: res.ExitCode, Signal: res.Signal}, err
 }
 
 // The shells of a box: bash, or sh if the image has no bash.

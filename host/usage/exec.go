@@ -43,7 +43,7 @@ func (u *Service) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest
 		}
 		return api.ExecResult{}, api.Errorf(api.ErrUnavailable, "the command could not be run: %w", err)
 	}
-	return api.ExecResult{ExitCode: res.Status, CPU: res.CPU, OutOfMemory: res.OutOfMemory}, nil
+	return resultOf(res), nil
 }
 
 // exitNoProgram is a shell's exit code for a program that does not exist or cannot be started.
@@ -141,7 +141,16 @@ func (s *session) Resize(size api.TerminalSize) error {
 func (s *session) Wait(ctx context.Context) (api.ExecResult, error) {
 	defer s.done()
 	res, err := s.command.Wait(ctx)
-	return api.ExecResult{ExitCode: res.Status, CPU: res.CPU, OutOfMemory: res.OutOfMemory}, err
+	return resultOf(res), err
+}
+
+// resultOf converts the result of a command.
+func resultOf(r launcher.Result) api.ExecResult {
+	signal := ""
+	if r.Signal != 0 {
+		signal = strings.TrimPrefix(unix.SignalName(r.Signal), "SIG") // "" for a real-time signal
+	}
+	return api.ExecResult{ExitCode: r.Status, Signal: signal, CPU: r.CPU, OutOfMemory: r.OutOfMemory}
 }
 
 // wakingInput is the input of a terminal. It wakes the box before the command gets data.

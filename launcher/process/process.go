@@ -29,8 +29,9 @@ type Process struct {
 	tree   Tree
 	handle *os.File // a pidfd, readable once the process has ended
 
-	mu    sync.Mutex
-	ended bool // guarded by mu; from then on the kernel may reuse pid
+	mu       sync.Mutex
+	ended    bool        // guarded by mu; from then on the kernel may reuse pid
+	killedBy unix.Signal // guarded by mu
 }
 
 // Tree is a process with all its descendants.
@@ -66,9 +67,20 @@ func (o *Process) wait() (int, error) {
 		return 0, fmt.Errorf("cannot wait for process %d: %w", o.pid, err)
 	}
 	if status.Signaled() {
-		return 128 + int(status.Signal()), nil
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.killedBy = status.Signal()
+		return 128 + int(o.killedBy), nil
 	}
 	return status.ExitStatus(), nil
+}
+
+// KilledBy returns the signal that killed the process, once [Process.Await] has returned; 0: none. A program may also exit by itself with
+// the status that Await returns for a signal.
+func (o *Process) KilledBy() unix.Signal {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.killedBy
 }
 
 // poll checks whether the process has ended, and reaps it.
