@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -294,11 +295,12 @@ func (t *adminTurn) findHash(digest [sha256.Size]byte) (api.Caller, bool) {
 	return found.Caller, true
 }
 
-// forgetKeys invalidates all keys that were remembered for requests to this process.
-func (t *adminTurn) forgetKeys() {
+// forgetKey invalidates the key of that ID where it was remembered for requests to this process. Without an ID, as older versions send the
+// order, it invalidates all.
+func (t *adminTurn) forgetKey(id string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.keys = nil
+	maps.DeleteFunc(t.keys, func(_ [32]byte, k api.Key) bool { return id == "" || k.Key == id })
 }
 
 // holdRequests makes new requests wait, and returns once all running changes have finished. If ctx is done first, requests are

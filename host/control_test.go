@@ -2,12 +2,16 @@ package host
 
 import (
 	"context"
+	"crypto/sha256"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
+
+	"boxgate/api"
+	"boxgate/host/handover"
 )
 
 // Requests that act inside a box do not delay an upgrade. Requests that change the store do, whatever their path
@@ -26,6 +30,38 @@ func TestWhatChangesTheStore(t *testing.T) {
 		method, path, _ := strings.Cut(request, " ")
 		if got := changesState(httptest.NewRequestWithContext(t.Context(), method, path, nil)); got != want {
 			t.Errorf("%s: %v", request, got)
+		}
+	}
+}
+
+// TestAKeyThatChangesForgetsNoOther: in a process that drains, the keys seen valid remain so, except the one that the successor has changed.
+func TestAKeyThatChangesForgetsNoOther(t *testing.T) {
+	t.Parallel()
+	known := map[[32]byte]api.Key{}
+	digests := map[string][32]byte{}
+	for _, id := range []string{"a", "b", "c"} {
+		digests[id] = sha256.Sum256([]byte(id))
+		known[digests[id]] = api.Key{Caller: api.Caller{Key: id, Role: api.RoleAdmin}}
+	}
+	turn := &adminTurn{lookUp: func(hash [32]byte) (api.Key, bool) { k, ok := known[hash]; return k, ok }}
+	h := &Host{turn: turn, parts: &parts{}}
+	valid := func() (valid string) {
+		for _, id := range []string{"a", "b", "c"} {
+			if _, ok := turn.findHash(digests[id]); ok {
+				valid += id
+			}
+		}
+		return valid
+	}
+	if got := valid(); got != "abc" {
+		t.Fatal(got)
+	}
+	clear(known) // the successor has the store
+	turn.passed = true
+	for _, step := range []struct{ changed, want string }{{"b", "ac"}, {"b", "ac"}, {"never", "ac"}, {"", ""}} {
+		h.executeOrder(handover.Message{Kind: handover.Keys, APIKey: step.changed})
+		if got := valid(); got != step.want {
+			t.Errorf("after a change of %q: %q, want %q", step.changed, got, step.want)
 		}
 	}
 }

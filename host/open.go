@@ -258,11 +258,11 @@ func (o *opening) openRecords(context.Context) (err error) {
 	return err
 }
 
-// keysChanged makes this process and its predecessor check the API keys of open requests again.
-func (o *opening) keysChanged() {
-	o.turn.forgetKeys()
+// keysChanged makes this process and its predecessor check the open requests of an API key again.
+func (o *opening) keysChanged(id string) {
+	o.turn.forgetKey(id)
 	o.parts.ssh.Recheck()
-	o.parts.before.SendOrder(handover.Message{Kind: handover.Keys})
+	o.parts.before.SendOrder(handover.Message{Kind: handover.Keys, APIKey: id})
 }
 
 // holdSecrets registers the connections that hold secrets, including a predecessor's.

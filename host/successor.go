@@ -346,7 +346,7 @@ func (h *Host) executeOrder(m handover.Message) {
 		h.parts.secrets.Forget(m.Secret)
 		h.parts.proxy.Revoke(m.Secret)
 	case handover.Keys:
-		h.turn.forgetKeys()
+		h.turn.forgetKey(m.APIKey)
 		h.parts.ssh.Recheck()
 	default:
 		for _, b := range h.parts.boxes.All() {

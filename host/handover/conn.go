@@ -37,7 +37,7 @@ const (
 	URL     Kind = "url"     // URL was deleted or its credentials changed
 	URLs    Kind = "urls"    // the same for all URLs of Box
 	Secret  Kind = "secret"  // the value Secret must not be used any longer
-	Keys    Kind = "keys"    // the API keys have changed
+	Keys    Kind = "keys"    // an API key has changed
 	Traffic Kind = "traffic" // answer with the traffic of remote boxes; only if Hello has Traffic, because older processes cut everything
 	Done    Kind = "done"    // to the new process: the order was executed
 )
@@ -51,6 +51,7 @@ type Message struct {
 	Version uint64          `json:"version,omitempty"`
 	URL     string          `json:"url,omitempty"`
 	Secret  string          `json:"secret,omitempty"`
+	APIKey  string          `json:"api_key,omitempty"` // the ID of the key that has changed, with Keys; empty: any
 	// Protected is set with Yours: the ranges protected from boxes in addition to the configured ones, empty if unknown.
 	Protected []netip.Prefix `json:"protected,omitempty"`
 	// Traffic is set with Done, after Traffic: the traffic of remote boxes since the new process owns the store.

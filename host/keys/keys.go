@@ -49,8 +49,8 @@ type Config struct {
 	Keys   store.Keys
 	Quotas *quotas.Book
 	Models Models
-	// Changed is called after keys were replaced or revoked, so that open requests are checked again.
-	Changed func()
+	// Changed is called with the ID of a key that was replaced or revoked, or lost a public key, so that its open requests are checked again.
+	Changed func(id string)
 }
 
 // Service manages the API keys, rotates the key of the store, and backs up and verifies the store. Safe for concurrent
@@ -61,7 +61,7 @@ type Service struct {
 	keys    store.Keys
 	quotas  *quotas.Book
 	models  Models
-	changed func()
+	changed func(id string)
 
 	settingQuotas sync.Mutex      // serialises read-modify-write of quotas
 	revoked       map[string]bool // IDs of revoked keys whose quotas the book has; guarded by settingQuotas
@@ -75,9 +75,9 @@ func New(c Config) (*Service, error) {
 		return nil, err
 	}
 	k := &Service{log: c.Log, store: c.Store, keys: c.Keys, quotas: c.Quotas, models: c.Models}
-	k.changed = func() {
+	k.changed = func(id string) {
 		k.indexSSHKeys()
-		c.Changed()
+		c.Changed(id)
 	}
 	k.indexSSHKeys()
 	return k, k.loadQuotas()
@@ -229,7 +229,7 @@ func (k *Service) ReplaceAPIKey(_ context.Context, idOrName string, grace time.D
 	case err != nil:
 		return name.Secret{}, api.Key{}, change.NotStored(k.log, "the API key could not be stored, the old one stays", err)
 	}
-	k.changed()
+	k.changed(old.ID)
 	k.log.Info("an API key was replaced", zap.String("key", made.ID), zap.String("name", made.Name), zap.Duration("grace_of_old_key", grace))
 	return key, keyView(made), nil
 }
@@ -248,7 +248,7 @@ func (k *Service) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, err
 	} else if err != nil {
 		return api.Key{}, change.NotStored(k.log, "the API key could not be revoked, it still works", err)
 	}
-	k.changed()
+	k.changed(old.ID)
 	if err := k.loadRevoked(); err != nil {
 		k.log.Error("the quotas of revoked API keys could not be read; they stay as they were", zap.Error(err))
 	}
@@ -361,7 +361,7 @@ func (k *Service) RotateAPIKey(_ context.Context, grace time.Duration) error {
 	if err := k.keys.Rotate(grace); err != nil {
 		return api.Errorf(api.ErrUnavailable, "the API key was only partly replaced: %w", err)
 	}
-	k.changed()
+	k.changed(store.OperatorKey)
 	k.log.Info("there is a new API key", zap.Duration("grace_of_old_keys", grace))
 	return nil
 }

@@ -32,7 +32,7 @@ func TestQuotasOfARevokedKey(t *testing.T) {
 	start := func() *Service {
 		t.Helper()
 		book = quotas.New(quotas.Config{Defaults: quotas.Limits{quotas.Certificates: 20}})
-		s, err := New(Config{Log: zap.NewNop(), Store: db, Keys: db.Keys, Quotas: book, Models: noModels{}, Changed: func() {}})
+		s, err := New(Config{Log: zap.NewNop(), Store: db, Keys: db.Keys, Quotas: book, Models: noModels{}, Changed: func(string) {}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -114,7 +114,7 @@ func (k *Service) RemoveSSHKey(_ context.Context, idOrName, id string) (api.Key,
 	case err != nil:
 		return api.Key{}, change.NotStored(k.log, "the public key could not be removed, it still works", err)
 	}
-	k.changed()
+	k.changed(old.ID)
 	k.log.Info("a public key for SSH was removed from an API key", zap.String("key", set.ID), zap.String("name", set.Name))
 	return keyView(set), nil
 }
