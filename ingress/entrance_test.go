@@ -449,6 +449,19 @@ func TestSignedURLs(t *testing.T) {
 			t.Errorf("a forged signature: %s", resp.Status)
 		}
 	}
+	for what, want := range map[string]string{
+		"a forged signature": "the signature of its link is wrong, or of an earlier creation of the URL",
+		"an expired link":    "its signed link has expired",
+		"another method":     "its signed link does not permit this request",
+	} {
+		e := f.event(t, func(e audit.Event) bool { return e.Error == want })
+		if e.Verdict != policy.Deny || e.Reason != name.ReasonURLAuth || !e.Peer.IsValid() {
+			t.Errorf("%s in the log: %+v", what, e)
+		}
+	}
+	if resp, _ := get(t, c, "https://one"+domain+"/plain", nil); resp.StatusCode != 401 || f.event(t, func(e audit.Event) bool { return e.Path == "/plain" }).Error != "" {
+		t.Errorf("without a link: %s", resp.Status)
+	}
 }
 
 func TestCredentials(t *testing.T) {

@@ -194,8 +194,23 @@ func (g *core) authenticate(v *visit, permits func(*visit) bool) bool {
 	if len(v.values("authorization")) > 0 {
 		tally.failed(now)
 	}
+	v.event.Error = v.linkRefused(now)
 	g.askCredential(v, false)
 	return false
+}
+
+// linkRefused returns why the signed URL of a refused request does not permit it, for the decision log; "": the request has none.
+func (v *visit) linkRefused(now time.Time) string {
+	if _, sent := signin.Parameter(v.query, signin.LinkParameter); !sent {
+		return ""
+	}
+	switch l, ok := v.target.Access.link(v.target.ID, v.query); {
+	case !ok:
+		return "the signature of its link is wrong, or of an earlier creation of the URL"
+	case !now.Before(l.Expires):
+		return "its signed link has expired"
+	}
+	return "its signed link does not permit this request"
 }
 
 // guesses reports whether a request carries a credential that could be a guess: a token or a password.
