@@ -1,6 +1,8 @@
 package resources
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -10,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"boxgate/api"
 	"boxgate/config"
@@ -103,6 +107,63 @@ for pid in children:
 	harness.Contains(t, out, "stopped 11 True") // EAGAIN
 	w.MustSh(other, "true")
 	w.MustSh(box, "true")
+}
+
+// leastScore returns the lowest score for the OOM killer that a process of a box can choose: its own, or without CAP_SYS_RESOURCE on the
+// host that of the gateway (proc_pid_oom_score_adj(5)).
+func leastScore(t *testing.T) int {
+	t.Helper()
+	var caps [2]unix.CapUserData
+	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &caps[0]); err != nil {
+		t.Fatal(err)
+	}
+	if caps[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0 {
+		return 500
+	}
+	text, err := os.ReadFile("/proc/self/oom_score_adj")
+	own, bad := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err := errors.Join(err, bad); err != nil {
+		t.Fatal(err)
+	}
+	return own
+}
+
+// TestAttackOnTheOrderOfKills: processes of a box are killed before those of the host when memory runs out. Neither the user nor the root of
+// the box lowers the score of a command, of its children or of the first process, if the gateway has CAP_SYS_RESOURCE, or below that of
+// the gateway if it does not.
+func TestAttackOnTheOrderOfKills(t *testing.T) {
+	t.Parallel()
+	w, least := harness.Shared(t), leastScore(t)
+	box := w.Create(map[string]any{})
+	for _, user := range []string{"boxuser", "root"} {
+		var out bytes.Buffer
+		code, err := w.Client.Exec(t.Context(), box, api.ExecRequest{User: user, Command: []string{"python3", "-c", `
+import os, sys
+def attack(pid, who):
+    path = "/proc/%s/oom_score_adj" % pid
+    before = int(open(path).read())
+    for score in (before - 1, 499, 0, -1, -1000):
+        try:
+            with open(path, "w") as f: f.write(str(score))
+        except PermissionError: continue
+    print(who, before, int(open(path).read()), flush=True)
+child = os.fork()
+attack("self", "parent" if child else "child")
+if child:
+    os.waitpid(child, 0)
+    attack(1, "first")
+`}}, &out, &out)
+		if err != nil || code != 0 || strings.Count(out.String(), "\n") != 3 {
+			t.Fatalf("%s: exit %d, %v:\n%s", user, code, err, out.String())
+		}
+		for line := range strings.Lines(out.String()) {
+			var who string
+			var before, after int
+			if _, err := fmt.Sscan(line, &who, &before, &after); err != nil || before != 500 || after < least {
+				t.Errorf("%s: the score of %s was %d, and is %d; the least is %d", user, who, before, after, least)
+			}
+		}
+	}
 }
 
 // A command that needs more memory than its box has is killed, and its run reports that. The box and other boxes keep
