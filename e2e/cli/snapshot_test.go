@@ -46,6 +46,10 @@ func TestSnapshotsByCommand(t *testing.T) {
 		{[]string{"snapshot", "rm", id, "snap_unknown"}, cli.ExitFailed},
 		{[]string{"snapshot", "rm", id}, cli.ExitOK},
 		{[]string{"snapshot", "rm", id}, cli.ExitFailed},
+		{[]string{"snapshot", "rm", "--all", id}, cli.ExitUsage},
+		{[]string{"snapshot", "rm", "--box", "source", id}, cli.ExitUsage},
+		{[]string{"snapshot", "rm", "--all", "--box", "source"}, cli.ExitUsage}, // it cannot ask
+		{[]string{"snapshot", "rm", "--all", "--box", "copy", "--yes"}, cli.ExitOK},
 		{[]string{"box", "create", "--from-snapshot", id}, cli.ExitFailed},
 		{[]string{"box", "snapshot", "nobody"}, cli.ExitFailed},
 	} {
@@ -53,5 +57,21 @@ func TestSnapshotsByCommand(t *testing.T) {
 			t.Errorf("%v: %d: %s", c.args, code, out)
 		}
 	}
+	if out, code := w.GatewayCommand("snapshot", "list", "--box", "source"); code != cli.ExitOK || strings.Count(out, "snap_") != 2 {
+		t.Errorf("removed without a question, or with those of another box: %d: %s", code, out)
+	}
+	other := w.Create(map[string]any{"name": "other"})
+	if out, code := w.GatewayCommand("box", "snapshot", "other"); code != cli.ExitOK {
+		t.Fatalf("%d: %s", code, out)
+	}
+	if out, code := w.GatewayCommand("snapshot", "rm", "--all", "--box", "source", "--yes"); code != cli.ExitOK {
+		t.Errorf("%d: %s", code, out)
+	}
+	for name, want := range map[string]int{"source": 0, "other": 1} {
+		if out, code := w.GatewayCommand("snapshot", "list", "--box", name); code != cli.ExitOK || strings.Count(out, "snap_") != want {
+			t.Errorf("of %s: %d: %s", name, code, out)
+		}
+	}
 	w.MustDelete(made.ID)
+	w.MustDelete(other)
 }

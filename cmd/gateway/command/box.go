@@ -470,17 +470,22 @@ func (r *boxRemove) removeAll(cmd *cobra.Command) error {
 
 // confirm asks at a terminal whether to remove the boxes. Without a terminal, --yes is required.
 func (r *boxRemove) confirm(cmd *cobra.Command, boxes []boxAnswer) error {
-	if r.yes {
-		return nil
-	}
-	if terminal.Of(cmd.InOrStdin()) == nil {
-		return cli.Usagef("--all removes %s and cannot ask here: give --yes as well", cli.Count(len(boxes), "box", "boxes"))
-	}
 	var names []string
 	for _, b := range boxes {
 		names = append(names, strings.TrimSpace(b.ID+" "+b.Name))
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "Remove %s with all files: %s? [y/N] ", cli.Count(len(boxes), "box", "boxes"), strings.Join(names, ", "))
+	return confirmAll(cmd, r.yes, cli.Count(len(boxes), "box", "boxes"), " with all files", names)
+}
+
+// confirmAll asks at a terminal whether to remove everything that is named. Without a terminal, --yes is required.
+func confirmAll(cmd *cobra.Command, yes bool, count, more string, names []string) error {
+	if yes {
+		return nil
+	}
+	if terminal.Of(cmd.InOrStdin()) == nil {
+		return cli.Usagef("--all removes %s and cannot ask here: give --yes as well", count)
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "Remove %s%s: %s? [y/N] ", count, more, strings.Join(names, ", "))
 	answer, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
 	if a := strings.ToLower(strings.TrimSpace(answer)); err != nil || a != "y" && a != "yes" {
 		return errors.New("nothing was removed")

@@ -5,12 +5,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"boxgate/api"
+	"boxgate/audit"
 	"boxgate/cmd/gateway/command/cli"
 )
 
@@ -128,11 +131,7 @@ func newSnapshotList(o *cli.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List the snapshots", Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			path := "/v2/box/snapshots"
-			if box != "" {
-				path = api.BoxPath(box, "snapshots")
-			}
-			return o.Call(cmd, "GET", path, nil, cli.Decoded(printSnapshots))
+			return o.Call(cmd, "GET", snapshotsPath(box), nil, cli.Decoded(printSnapshots))
 		},
 	}
 	cmd.Flags().StringVar(&box, "box", "", "only the snapshots of this box; give the ID of a deleted one")
@@ -148,11 +147,76 @@ func printSnapshots(w io.Writer, list struct{ Snapshots []snapshotAnswer }) erro
 	return cli.Table(w, rows...)
 }
 
+// snapshotRemove holds the flags of `gateway snapshot rm`.
+type snapshotRemove struct {
+	o        *cli.Options
+	all, yes bool
+	box      string
+}
+
 func newSnapshotRemove(o *cli.Options) *cobra.Command {
-	return &cobra.Command{
-		Use: "rm SNAPSHOT...", Short: "Remove snapshots; boxes created from them stay", Args: cli.MinArgs(1),
+	r := snapshotRemove{o: o}
+	cmd := &cobra.Command{
+		Use: "rm SNAPSHOT... | --all", Short: "Remove snapshots; boxes created from them stay", Args: cli.MinArgs(0),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.Call(cmd, "DELETE", "/v2/box/snapshots", map[string][]string{"ids": args}, cli.Silent)
+			switch {
+			case r.all && len(args) > 0:
+				return cli.Usagef("give snapshots or --all, not both")
+			case !r.all && (r.box != "" || r.yes):
+				return cli.Usagef("--box and --yes are for --all")
+			case r.all:
+				return r.removeAll(cmd)
+			case len(args) == 0:
+				return cli.MinArgs(1)(cmd, args)
+			}
+			return r.remove(cmd, args)
 		},
 	}
+	cmd.Flags().BoolVar(&r.all, "all", false, "remove every snapshot, after asking")
+	cmd.Flags().StringVar(&r.box, "box", "", "with --all: only the snapshots of this box; give the ID of a deleted one")
+	cmd.Flags().BoolVar(&r.yes, "yes", false, "with --all: do not ask")
+	return cmd
+}
+
+func (r *snapshotRemove) remove(cmd *cobra.Command, ids []string) error {
+	return r.o.Call(cmd, "DELETE", snapshotsPath(""), map[string][]string{"ids": ids}, cli.Silent)
+}
+
+// mostRemoved is how many snapshots one call removes.
+const mostRemoved = 1000
+
+// removeAll removes the snapshots that it has listed, and no later ones.
+func (r *snapshotRemove) removeAll(cmd *cobra.Command) error {
+	client, err := r.o.Client()
+	if err != nil {
+		return err
+	}
+	var list struct{ Snapshots []snapshotAnswer }
+	if err := client.Get(cmd.Context(), snapshotsPath(r.box), &list); err != nil || len(list.Snapshots) == 0 {
+		return err
+	}
+	var names, ids []string
+	for _, s := range list.Snapshots {
+		ids, names = append(ids, s.ID), append(names, strings.TrimSpace(s.ID+" "+audit.Escape(s.Name, maxSnapshotName)))
+	}
+	if err := confirmAll(cmd, r.yes, cli.Count(len(ids), "snapshot", "snapshots"), "", names); err != nil {
+		return err
+	}
+	for some := range slices.Chunk(ids, mostRemoved) {
+		if err := r.remove(cmd, some); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxSnapshotName bounds the name of a snapshot in a question.
+const maxSnapshotName = 100
+
+// snapshotsPath returns the API path of the snapshots of a box; "": of all.
+func snapshotsPath(box string) string {
+	if box == "" {
+		return "/v2/box/snapshots"
+	}
+	return api.BoxPath(box, "snapshots")
 }
