@@ -1,12 +1,14 @@
 package agents
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -95,7 +97,7 @@ func TestHarnessOf(t *testing.T) {
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	var p problem.List
-	k := NewKeys(&p)
+	k := NewKeys(&p, nil)
 	k.SetModel("/agent_api_key", api.Hosted{Agent: Codex, Model: "openai/gpt"}, "sk-1")
 	k.SetModel("/agent_api_key", api.Hosted{Agent: Codex, Model: "openrouter/gpt"}, "STORED_KEY")
 	k.Set("/mcp_servers/0/headers/X-A", "mcp.example.com:8443", "x-a", "one")
@@ -148,7 +150,7 @@ func TestMeters(t *testing.T) {
 		{api.Hosted{Agent: ClaudeCode, Model: "anthropic/x", BaseURL: "https://models.example.com"}, ""},
 	} {
 		var p problem.List
-		keys := NewKeys(&p)
+		keys := NewKeys(&p, nil)
 		keys.SetModel("/agent_api_key", tt.of, "sk-1")
 		var got llm.Vendor
 		if rules := keys.Rules(nil); len(p) > 0 || len(rules) != 1 {
@@ -162,6 +164,50 @@ func TestMeters(t *testing.T) {
 	}
 }
 
+// TestMetersOfTheOperator: hosts that the operator names are metered, by the API of each path, and in place of what is known of a provider.
+func TestMetersOfTheOperator(t *testing.T) {
+	t.Parallel()
+	own := llm.Meters{
+		"api.groq.com": llm.OpenAI, "models.example.com:8443": llm.Anthropic, "openrouter.ai": llm.OpenAI,
+		"ai-gateway.vercel.sh": llm.OpenAI, "ai-gateway.vercel.sh/v1": llm.Google, "ai-gateway.vercel.sh/v1/messages": llm.Anthropic, "ai-gateway.vercel.sh.example/x": llm.Google,
+	}
+	for _, tt := range []struct {
+		of   api.Hosted
+		path string
+		want llm.Vendor
+	}{
+		{api.Hosted{Agent: OpenCode, Model: "groq/x"}, "/openai/v1/chat/completions", llm.OpenAI},
+		{api.Hosted{Agent: OpenCode, Model: "mistral/x"}, "/v1/chat/completions", ""},
+		{api.Hosted{Agent: OpenCode, Model: "anthropic/x"}, "/v1/messages", llm.Anthropic},
+		{api.Hosted{Agent: ClaudeCode, Model: "openrouter/x"}, "/api/v1/messages", llm.OpenAI},
+		{api.Hosted{Agent: ClaudeCode, Model: "x", BaseURL: "https://models.example.com:8443/a"}, "/a/v1/messages", llm.Anthropic},
+		{api.Hosted{Agent: ClaudeCode, Model: "x", BaseURL: "https://models.example.com/a"}, "/a/v1/messages", ""},
+		{api.Hosted{Agent: Codex, Model: "vercel/x"}, "/v1/messages", llm.Anthropic},
+		{api.Hosted{Agent: Codex, Model: "vercel/x"}, "/v1/responses", llm.Google},
+		{api.Hosted{Agent: Codex, Model: "vercel/x"}, "/v2/messages", llm.OpenAI},
+	} {
+		var p problem.List
+		keys := NewKeys(&p, own)
+		keys.SetModel(KeyPointer, tt.of, "sk-1")
+		c, err := policy.Compile(policy.Spec{Mode: policy.ModeAllowAll}, policy.Options{Headers: keys.Rules(nil)})
+		if err != nil || len(p) > 0 {
+			t.Fatalf("%+v: %v %v", tt.of, p, err)
+		}
+		target, _ := TargetOf(tt.of)
+		host, port, _ := strings.Cut(target.Host, ":")
+		n, _ := name.Parse(host)
+		number, _ := strconv.ParseUint(cmp.Or(port, "443"), 10, 16)
+		rule, _ := c.HeaderRule(policy.Request{Stage: policy.StageHTTP, Name: n, Port: uint16(number), Protocol: policy.TCP, Method: "POST", Path: tt.path})
+		var got llm.Vendor
+		if m := rule.OnRequests().Meter; m != nil {
+			got = m.Vendor()
+		}
+		if got != tt.want || rule.Pattern.String() == "" {
+			t.Errorf("%+v: %s is metered as %q, want %q", tt.of, tt.path, got, tt.want)
+		}
+	}
+}
+
 // TestMetersByPath asks a host with several APIs. Each has its own meter under one key with every harness, and every path is metered.
 func TestMetersByPath(t *testing.T) {
 	t.Parallel()
@@ -170,7 +216,7 @@ func TestMetersByPath(t *testing.T) {
 		{Agent: Codex, Model: "openai/x", BaseURL: "https://openrouter.ai/api/v1"},
 	} {
 		var p problem.List
-		keys := NewKeys(&p)
+		keys := NewKeys(&p, nil)
 		keys.SetModel(KeyPointer, of, "sk-1")
 		rules := keys.Rules(nil)
 		if len(p) > 0 || len(rules) == 0 {
@@ -203,7 +249,7 @@ func FuzzServers(f *testing.F) {
 		var p problem.List
 		if field != "" {
 			s.HeaderNames = []string{field}
-			NewKeys(&p).Set("/x", HostOf(where), field, "secret")
+			NewKeys(&p, nil).Set("/x", HostOf(where), field, "secret")
 		}
 		if arg != "" {
 			s.Args = []string{arg}

@@ -68,13 +68,7 @@ type provider struct {
 	anthropic string            // base URL for Claude Code, if it is not the default one
 	openai    string            // base URL for Codex, if it is not the default one
 	meter     llm.Vendor        // of requests to the host; "": it has an API that is not metered
-	others    []pathMeter       // of requests below some paths, in place of meter
-}
-
-// pathMeter is how requests below a path are metered, at a host with several APIs.
-type pathMeter struct {
-	prefix string
-	vendor llm.Vendor
+	others    []llm.PathMeter   // of requests below some paths, in place of meter
 }
 
 var (
@@ -87,7 +81,7 @@ var providers = map[string]provider{
 	"anthropic": {host: "api.anthropic.com", fields: xAPIKey, variables: []string{"ANTHROPIC_API_KEY"}, meter: llm.Anthropic},
 	"openai":    {host: "api.openai.com", fields: bearer, variables: []string{"OPENAI_API_KEY"}, meter: llm.OpenAI},
 	"openrouter": {host: "openrouter.ai", fields: bearer, variables: []string{"OPENROUTER_API_KEY"}, anthropic: "https://openrouter.ai/api", openai: "https://openrouter.ai/api/v1",
-		meter: llm.OpenAI, others: []pathMeter{{"/api/v1/messages", llm.Anthropic}}},
+		meter: llm.OpenAI, others: []llm.PathMeter{{Prefix: "/api/v1/messages", Vendor: llm.Anthropic}}},
 	"vercel":   {host: "ai-gateway.vercel.sh", fields: bearer, variables: []string{"AI_GATEWAY_API_KEY"}, anthropic: "https://ai-gateway.vercel.sh", openai: "https://ai-gateway.vercel.sh/v1"},
 	"opencode": {host: "opencode.ai", fields: map[string]string{"Authorization": "Bearer ", "X-Api-Key": "", "X-Goog-Api-Key": ""}, variables: []string{"OPENCODE_API_KEY"}, anthropic: "https://opencode.ai/zen", openai: "https://opencode.ai/zen/v1"},
 	"google":   {host: "generativelanguage.googleapis.com", fields: map[string]string{"X-Goog-Api-Key": ""}, variables: []string{"GOOGLE_GENERATIVE_AI_API_KEY", "GEMINI_API_KEY"}, meter: llm.Google},
@@ -108,7 +102,7 @@ type Target struct {
 	Host      string            // host, with the port unless it is 443, for the pattern of a header rule
 	Fields    map[string]string // header field → prefix of the key in it
 	Meter     llm.Vendor        // how its requests are metered; "": not at all
-	others    []pathMeter       // how requests below some paths are metered instead
+	others    []llm.PathMeter   // how requests below some paths are metered instead
 	BaseURL   string            // where the harness sends its requests; "": its default
 	Variables map[string]string // for the environment of the box, without any key
 }
@@ -152,7 +146,7 @@ func providerOf(harness, model string) (provider, bool) {
 
 // meterAt returns how requests to a host are metered. A host with several APIs, such as OpenRouter, serves every harness, and a box may
 // change its harness without another rule.
-func meterAt(host string) (llm.Vendor, []pathMeter) {
+func meterAt(host string) (llm.Vendor, []llm.PathMeter) {
 	for _, p := range providers {
 		if p.host == host {
 			return p.meter, p.others

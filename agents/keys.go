@@ -9,6 +9,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/problem"
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
@@ -25,14 +26,16 @@ type Keys struct {
 	fields   map[string]map[string]string // pattern → header field → value
 	at       map[string]string            // pattern → pointer to the first key for it
 	meters   map[string]Target            // pattern → how its requests are metered
+	own      llm.Meters
 }
 
-// NewKeys returns an empty collection whose mistakes are added to p.
-func NewKeys(p *problem.List) *Keys {
-	return &Keys{p, map[string]map[string]string{}, map[string]string{}, map[string]Target{}}
+// NewKeys returns an empty collection whose mistakes are added to p. own are the operator's meters.
+func NewKeys(p *problem.List, own llm.Meters) *Keys {
+	return &Keys{p, map[string]map[string]string{}, map[string]string{}, map[string]Target{}, own}
 }
 
-// SetModel adds the key of the model at a pointer; its requests are metered if the host is a vendor's own. Keys of [IsHostedKey] are
+// SetModel adds the key of the model at a pointer; its requests are metered if the host is a vendor's own, or one of the
+// operator's meters. Keys of [IsHostedKey] are
 // ignored.
 func (k *Keys) SetModel(at string, h api.Hosted, key string) {
 	if key == "" || IsHostedKey(key) {
@@ -42,6 +45,9 @@ func (k *Keys) SetModel(at string, h api.Hosted, key string) {
 	if !ok {
 		k.problems.Add("/model", "its provider is not known to %s: write it as provider/model with one of %v, or give agent_base_url", h.Agent, slices.Sorted(maps.Keys(providers)))
 		return
+	}
+	if vendor, others, named := k.own.At(target.Host); named {
+		target.Meter, target.others = vendor, others
 	}
 	for field, prefix := range target.Fields {
 		if pattern := k.set(at, target.Host, field, prefix+key); pattern != "" && target.Meter != "" {
@@ -89,7 +95,7 @@ func meteredRule(fields map[string]string, t Target) any {
 	}
 	var alternatives []any
 	for _, o := range t.others {
-		alternatives = append(alternatives, map[string]any{"match": map[string]any{"path": map[string]any{"prefix": o.prefix}}, "headers": fields, meter.Key: o.vendor})
+		alternatives = append(alternatives, map[string]any{"match": map[string]any{"path": map[string]any{"prefix": o.Prefix}}, "headers": fields, meter.Key: o.Vendor})
 	}
 	return append(alternatives, all)
 }

@@ -38,6 +38,7 @@ type Config struct {
 	Limits     Limits     `yaml:"limits"`
 	Quotas     Quotas     `yaml:"quotas"`
 	Prices     Prices     `yaml:"prices,omitempty"`
+	Meters     llm.Meters `yaml:"meters,omitempty"`
 	Ingress    Ingress    `yaml:"ingress"`
 	Remote     Remote     `yaml:"remote"`
 	SSH        SSH        `yaml:"ssh"`

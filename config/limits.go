@@ -285,6 +285,9 @@ func (c *Config) checkLimits(fail func(key, format string, args ...any)) {
 	c.Limits.check(fail)
 	c.Quotas.check(fail)
 	c.Prices.check(fail)
+	if err := c.Meters.Check(); err != nil {
+		fail("meters", "%v", err)
+	}
 	c.Limits.Model.check("limits.model", c.Prices, fail)
 	c.Limits.ModelTotal.check("limits.model_total", c.Prices, fail)
 	c.Quotas.Model.check("quotas.model", c.Prices, fail)

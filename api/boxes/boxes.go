@@ -83,6 +83,7 @@ type Endpoints struct {
 	Bodies    strict.Bodies
 	// HasSecret reports whether header rules may refer to a secret.
 	HasSecret func(name string) bool
+	Meters    llm.Meters // of the servers of agents' models
 }
 
 // Routes lists the endpoints.

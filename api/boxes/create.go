@@ -16,6 +16,7 @@ import (
 	"boxgate/api/rest"
 	"boxgate/api/spec"
 	"boxgate/internal/lazyregexp"
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/name"
 )
@@ -46,6 +47,8 @@ type createBody struct {
 	Skills        []string          `json:"skills,omitempty" doc:"installed from GitHub by the box, whose policy must allow github.com"`
 	MCPServers    []mcpBody         `json:"mcp_servers,omitempty" doc:"written to the configuration of the harnesses; at most 32"`
 	Browser       bool              `json:"browser,omitempty" doc:"true is refused: this gateway has no browser API"`
+
+	meters llm.Meters // of the servers of agents' models
 }
 
 // mcpBody is one MCP server of a create request.
@@ -250,7 +253,7 @@ func (b *createBody) baseURL(p *problem.List) (base string, ofEnv bool) {
 // agentKeys returns the keys of the model and of the MCP servers, which become header rules. It leaves out servers beyond the limits, which
 // are refused.
 func (b *createBody) agentKeys(p *problem.List, h api.Hosted) *agents.Keys {
-	keys := agents.NewKeys(p)
+	keys := agents.NewKeys(p, b.meters)
 	if agents.IsBuiltIn(h.Agent) {
 		keys.SetModel(agents.KeyPointer, h, b.AgentAPIKey)
 	}
@@ -267,7 +270,7 @@ func (b *createBody) agentKeys(p *problem.List, h api.Hosted) *agents.Keys {
 
 // createBox handles POST /v2/box.
 func (e *Endpoints) createBox(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	return e.create(w, r, &createBody{})
+	return e.create(w, r, &createBody{meters: e.Meters})
 }
 
 // creation is the body of a call that creates a box.
@@ -323,7 +326,7 @@ func (b *fromSnapshotBody) request(hasSecret func(string) bool) (api.CreateReque
 
 // createFromSnapshot handles POST /v2/box/from-snapshot.
 func (e *Endpoints) createFromSnapshot(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	return e.create(w, r, &fromSnapshotBody{})
+	return e.create(w, r, &fromSnapshotBody{createBody: createBody{meters: e.Meters}})
 }
 
 // permit sets the creator of a requested box, and refuses requests beyond the permissions of its key: source addresses, a

@@ -99,7 +99,7 @@ func (e *Endpoints) setKey(ctx context.Context, id policy.BoxID, h api.Hosted, k
 		p.Add(agents.KeyPointer, "is for a box with a built-in harness; give agent too")
 		return api.HeaderState{}, p.Err()
 	}
-	keys := agents.NewKeys(&p)
+	keys := agents.NewKeys(&p, e.Meters)
 	keys.SetModel(agents.KeyPointer, h, key)
 	added := keys.Rules(nil)
 	if err := p.Err(); err != nil {

@@ -74,6 +74,7 @@ type Endpoints struct {
 	Headers Headers
 	History *history.History
 	Bodies  strict.Bodies
+	Meters  llm.Meters // of the servers of agents' models
 }
 
 // Routes lists the endpoints.
