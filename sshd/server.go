@@ -68,7 +68,7 @@ type Command struct {
 // Exit is how a command ended.
 type Exit struct {
 	Status int    // its exit status, or 128 and the number of the signal that killed it
-	Signal string // that signal, without the prefix SIG; "": none, or it is not known
+	Signal string // that signal, without the prefix SIG; "": the command exited by itself, or it is not known
 }
 
 // Terminal is the size of a terminal in characters.
