@@ -252,7 +252,7 @@ func (g *gate) finish() bool {
 	return total.failed == 0
 }
 
-// Limits of the summary of failures. It ends the log, because some CIs keep only the end of a log.
+// Limits of the summary of failures, so that it is whole where only the end of a log is kept.
 const (
 	maxSummaryTests = 10
 	maxSummaryLines = 12 // of each failure
