@@ -33,6 +33,7 @@ type box struct {
 	CPU            int64         `json:"total_cpu_ns"`
 	Usage          boxUsage      `json:"usage"`
 	CreatedAt      int64         `json:"created_at"`
+	ExpiresAt      int64         `json:"expires_at"` // 0: never
 	LastActivityAt int64         `json:"last_activity_at"`
 }
 

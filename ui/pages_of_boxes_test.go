@@ -69,6 +69,18 @@ func TestListOfBoxes(t *testing.T) {
 	}
 }
 
+// TestEndOfABoxOnItsPage: the page of a box with an end shows it, and no other does.
+func TestEndOfABoxOnItsPage(t *testing.T) {
+	t.Parallel()
+	g := serve(t)
+	b := g.as(t, apitest.Key)
+	_, page := b.get(t, boxPath(g.host.Add(t, api.CreateRequest{Ephemeral: true, TTL: time.Hour})))
+	wantText(t, "a box with an end", page, "<dt>Ends</dt>", "2023-11-14 23:13:20 UTC") // an hour after the creation
+	if _, page = b.get(t, boxPath(g.host.Add(t, api.CreateRequest{}))); strings.Contains(page, "<dt>Ends</dt>") {
+		t.Errorf("a box without an end: %s", page)
+	}
+}
+
 // TestEmptyGateway: without boxes and without decisions, pages show what to do.
 func TestEmptyGateway(t *testing.T) {
 	t.Parallel()
