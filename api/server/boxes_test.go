@@ -10,6 +10,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/apitest"
+	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/rule/header"
 )
@@ -52,6 +53,38 @@ func TestCreateIsKeptAndReadBack(t *testing.T) {
 			if box[field] != want {
 				t.Errorf("%s: %v, want %v", field, box[field], want)
 			}
+		}
+	}
+}
+
+// TestMetersOfKeysOfAgents: the key of an agent is metered where the operator names the API of its server, also one that is set later.
+func TestMetersOfKeysOfAgents(t *testing.T) {
+	t.Parallel()
+	f := serve(t, func(cfg *Config) { cfg.Meters = llm.Meters{"api.groq.com": llm.OpenAI} })
+	meterOf := func(rules []policy.HeaderRule) (vendor llm.Vendor) {
+		i := slices.IndexFunc(rules, func(r policy.HeaderRule) bool { return r.Pattern.String() == "api.groq.com" })
+		if i < 0 {
+			t.Fatalf("no rule for the model: %v", rules)
+		}
+		if m := rules[i].OnRequests().Meter; m != nil {
+			vendor = m.Vendor()
+		}
+		return vendor
+	}
+	const agent = `"model":"groq/m","agent":"opencode","agent_api_key":"sk-1"`
+	f.create(t, `{`+agent+`}`)
+	f.Call(t, "POST", "/v2/box/from-snapshot", `{"snapshot_id":"snap_0",`+agent+`}`)
+	plain := f.create(t, `{}`)
+	f.Call(t, "PUT", "/v2/box/"+plain+"/config/model", `{`+agent+`}`)
+	rules := [][]policy.HeaderRule{f.host.ByID[policy.BoxID(plain)].Rules.Rules}
+	for _, req := range f.host.Created {
+		if req.Hosted.Agent != "" {
+			rules = append(rules, req.Headers)
+		}
+	}
+	for i, set := range rules {
+		if got := meterOf(set); got != llm.OpenAI || len(rules) != 3 {
+			t.Errorf("%d of %d: metered as %q", i, len(rules), got)
 		}
 	}
 }
