@@ -5,7 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/api"
 	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 )
 
@@ -55,4 +57,42 @@ func TestAttackClockJumps(t *testing.T) {
 		w.MustSh(in.Box, "curl -sS -o /dev/null https://"+host+"/right")
 	}
 	s.assertHolds()
+}
+
+// TestTheEndOfABoxByAClockThatIsSet: a box keeps its time when the clock of the host is set, also if the gateway restarts by the new clock, and
+// its end is shown by that clock.
+func TestTheEndOfABoxByAClockThatIsSet(t *testing.T) {
+	t.Parallel()
+	w := harness.NewStopped(t, lab.Options{})
+	w.Env = []string{harness.FaultsFile + "=" + w.FaultsPath()}
+	w.StartIfStopped()
+	box := w.Create(map[string]any{"ephemeral": true, "ttl": 1800})
+	end := func() time.Time {
+		t.Helper()
+		var is struct {
+			ExpiresAt int64 `json:"expires_at"`
+		}
+		if err := w.Client.Get(t.Context(), api.BoxPath(box), &is); err != nil {
+			t.Fatal(err)
+		}
+		return time.Unix(is.ExpiresAt, 0)
+	}
+	first := end()
+	for _, jump := range []time.Duration{years, -years, 0} {
+		w.ShiftClock(jump)
+		w.Kill()
+		w.StartIfStopped()
+		w.MustSh(box, "true")
+		if moved := end().Sub(first.Add(jump)); moved.Abs() > time.Minute {
+			t.Errorf("with a clock set by %v, the end is shown %v off", jump, moved)
+		}
+	}
+	w.ShiftClock(years)
+	if err := w.Client.Do(t.Context(), "PUT", api.BoxPath(box, "config/ttl"), map[string]any{"extend": 60}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if moved := end().Sub(first.Add(years + time.Minute)); moved.Abs() > time.Minute {
+		t.Errorf("an end that was put off is shown %v off", moved)
+	}
+	w.MustSh(box, "true")
 }

@@ -80,6 +80,7 @@ func (l *Service) pickUp(ctx context.Context, records []store.Box, running map[p
 			l.reapOrphan(ctx, b)
 			continue
 		}
+		l.lifetimes.follow(b)
 		l.lifetimes.keep(b)
 		if b.Status == api.StatusCreating {
 			l.failInterrupted(ctx, b)
