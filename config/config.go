@@ -48,6 +48,7 @@ type Config struct {
 	Approvals  Approvals  `yaml:"approvals"`
 	Attach     Attach     `yaml:"attach,omitempty"`
 	Kubernetes Kubernetes `yaml:"kubernetes"`
+	Fleet      Fleet      `yaml:"fleet"`
 	Metrics    Metrics    `yaml:"metrics"`
 	Log        Log        `yaml:"log"`
 	// Drain is how long a replaced process lets open connections continue.
@@ -433,6 +434,7 @@ func (c *Config) validate() error {
 	c.Attach.check(fail)
 	c.Remote.check(fail)
 	c.Kubernetes.check(fail)
+	c.Fleet.check(fail)
 	if r := c.Launcher.Reserve; r < MinReserve || r > 1<<44 {
 		fail("launcher.reserve", "%v is out of range; use %v to 16TiB", r, Size(MinReserve))
 	}

@@ -27,6 +27,7 @@ import (
 	"boxgate/config"
 	"boxgate/dns"
 	"boxgate/firewall"
+	"boxgate/fleet/node"
 	"boxgate/host/approvals"
 	"boxgate/host/authlimit"
 	"boxgate/host/box"
@@ -186,6 +187,8 @@ type parts struct {
 
 	certificates certificates // of public URLs
 
+	fleet *node.Node `required:"false"` // this host in its fleet; nil: disabled
+
 	launcher        *launcher.Launcher
 	snapshotManager *snapshots.Manager
 	holdings        *keys.Holdings // of API keys
@@ -245,6 +248,9 @@ func (p *parts) close() error {
 		errs = append(errs, p.launcher.Close())
 	}
 	p.secrets.Close()
+	if p.fleet != nil {
+		errs = append(errs, p.fleet.Close())
+	}
 	if p.models != nil {
 		errs = append(errs, p.models.Close())
 	}

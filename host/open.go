@@ -86,7 +86,7 @@ func open(ctx context.Context, options Options) (*Host, error) {
 	p.visits = usage.NewVisits(p.boxes, p.reach, func(ctx context.Context, id policy.BoxID) error { return o.usage.Wake(ctx, id) })
 	steps := []func(context.Context) error{
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
-		p.openTrail, p.openSecrets, p.openAudit, p.openModels, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
+		p.openTrail, p.openFleet, p.openSecrets, p.openAudit, p.openModels, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openAdminTLS, p.openRemote, p.openSSH, p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
 		p.openFirewall, p.holdSecrets, p.openMeter, o.openHealth,
 		o.openKeys, o.openURLs, o.openRules, o.openUsage, o.openLife, o.openRecords, o.openApprovals, o.openKubernetes, o.complete,
@@ -232,7 +232,7 @@ func (o *opening) openLife(context.Context) (err error) {
 	o.lifecycle, err = box.New(box.Config{
 		Config: p.cfg, Addresses: p.addrs, Provisioner: p.provisioner, Audit: p.audit, Firewall: p.firewall, Boxes: p.boxes, Visitors: p.ingress, Usage: o.usage,
 		Meter: p.meter, Models: p.models, Quota: o.quota, Settings: o.settings, Snapshots: o.snapshots, Schedules: o.scheduled, History: p.history, Holdings: p.holdings,
-		CutRemote: p.cutRemote,
+		CutRemote: p.cutRemote, Admit: p.admitByFleet,
 	})
 	return err
 }

@@ -287,6 +287,9 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	if h.resources != nil {
 		run("policies of the cluster", func() error { h.resources.Run(ctx); return nil })
 	}
+	if f := h.parts.fleet; f != nil {
+		run("the fleet", func() error { f.Run(ctx); return nil })
+	}
 	if o := h.parts.observed; o != nil {
 		run("observations", func() error { o.Run(ctx); return nil })
 	}

@@ -85,6 +85,15 @@ func (f *file) putText(key string, text name.Secret, replace bool) error {
 	})
 }
 
+// fleetMembership is the key of the membership of this host in a fleet.
+const fleetMembership = "fleet"
+
+// Fleet returns the membership of this host in a fleet, as it was stored, initially the zero value.
+func (db Installation) Fleet() (name.Secret, error) { return db.getText(fleetMembership) }
+
+// SetFleet stores the membership of this host in a fleet, sealed. The zero value ends it.
+func (db Installation) SetFleet(text name.Secret) error { return db.setText(fleetMembership, text) }
+
 // sourceMemory is the prefix of the keys for the state of secret sources.
 const sourceMemory = "source "
 

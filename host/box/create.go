@@ -31,6 +31,9 @@ func (l *Service) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box
 	if !l.cfg.Launcher.Enabled {
 		return api.Box{}, errAttachOnly
 	}
+	if err := l.admitted(); err != nil {
+		return api.Box{}, err
+	}
 	if err := l.holdings.CheckSpace(leastSpace); err != nil {
 		return api.Box{}, err
 	}

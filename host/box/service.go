@@ -53,6 +53,8 @@ type Config struct {
 	Holdings    *keys.Holdings
 	// CutRemote cuts the connections of a remote box.
 	CutRemote func(policy.BoxID)
+	// Admit returns an error while this host makes no new boxes.
+	Admit func() error
 }
 
 // Service creates, attaches, recovers and deletes boxes. Safe for concurrent use.
@@ -76,6 +78,7 @@ type Service struct {
 	history   *history.History
 	holdings  *keys.Holdings
 	cutRemote func(policy.BoxID)
+	admitted  func() error // [Config.Admit]
 }
 
 // New returns the service. It has no boxes before [Service.Recover].
@@ -86,7 +89,7 @@ func New(c Config) (*Service, error) {
 	l := &Service{
 		Provisioner: c.Provisioner, cfg: c.Config, addrs: c.Addresses, audit: c.Audit, firewall: c.Firewall, boxes: c.Boxes, visitors: c.Visitors, usage: c.Usage,
 		meter: c.Meter, models: c.Models, quota: c.Quota, settings: c.Settings, snapshots: c.Snapshots, schedules: c.Schedules, history: c.History, holdings: c.Holdings,
-		cutRemote: c.CutRemote,
+		cutRemote: c.CutRemote, admitted: c.Admit,
 	}
 	l.lifetimes = &lifetimes{log: l.log, records: l.records, boxes: l.boxes, delete: l.deleteLocked, most: l.cfg.Launcher.MaxTTL, now: lease.System}
 	l.follower = sandboxwatch.New(followed{l}, l.log)

@@ -79,7 +79,7 @@ func newRootCommand(opts *cli.Options) *cobra.Command {
 	root.AddCommand(
 		newServeCommand(opts), newReloadCommand(opts), newUpgradeCommand(opts), newCheckCommand(opts), newDemoCommand(opts), newRunCommand(opts), newInsideCommand(), newDockerCommand(opts), newHoldCommand(), newOCICommand(opts), newOCIWaitCommand(), newImageCommand(opts),
 		newBoxCommand(opts), newSnapshotCommand(opts), newPolicyCommand(opts), newHeadersCommand(opts), newURLCommand(opts),
-		newStatusCommand(opts), newTopCommand(opts), newUsageCommand(opts), newPricesCommand(opts), newUninstallCommand(opts), newSupportCommand(opts), newLogCommand(opts), newCACommand(opts), newVersionCommand(opts), newStoreCommand(opts), newAPIKeyCommand(opts), newAuditCommand(opts), newReportCommand(opts), newSecretCommand(opts), newApprovalsCommand(opts), newMCPCommand(), newProbeCommand(), newDoctorCommand(opts), newDoctorProbeCommand(), newCNICommand(opts),
+		newStatusCommand(opts), newTopCommand(opts), newUsageCommand(opts), newPricesCommand(opts), newUninstallCommand(opts), newSupportCommand(opts), newLogCommand(opts), newCACommand(opts), newVersionCommand(opts), newStoreCommand(opts), newAPIKeyCommand(opts), newAuditCommand(opts), newReportCommand(opts), newSecretCommand(opts), newApprovalsCommand(opts), newMCPCommand(), newProbeCommand(), newDoctorCommand(opts), newDoctorProbeCommand(), newCNICommand(opts), newFleetCommand(opts),
 	)
 	complete(root, opts)
 	return root

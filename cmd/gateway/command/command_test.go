@@ -95,7 +95,7 @@ func TestEveryCommandSaysErrorsAsJSON(t *testing.T) {
 	}))
 	t.Cleanup(srv.Close)
 	t.Setenv("BOXGATE_API_KEY", "key")
-	local := []string{"serve", "demo", "run", "check", "uninstall", "version", "image", "convert", "presets", "completion", "bash", "zsh", "fish", "powershell", "help", "status", "support", "docker", "reload", "upgrade", "mcp", "prices"}
+	local := []string{"serve", "demo", "run", "check", "uninstall", "version", "image", "convert", "presets", "completion", "bash", "zsh", "fish", "powershell", "help", "status", "support", "docker", "reload", "upgrade", "mcp", "prices", "fleet"}
 	asked := 0
 	for _, cmd := range leaves(newRootCommand(&cli.Options{})) {
 		path := strings.Fields(cmd.CommandPath())[1:]

@@ -350,6 +350,15 @@ func (r *replacer) control(ctx context.Context, word string) (any, error) {
 			return nil, errors.New("the gateway is starting; try again")
 		}
 		return h.RenewRoots(ctx), nil
+	case fleetWord:
+		h := r.host.Load()
+		if h == nil {
+			return nil, errors.New("the gateway is starting; try again")
+		}
+		ctx, cancel := context.WithTimeout(ctx, fleetTimeout)
+		defer cancel()
+		token, err := h.FleetToken(ctx)
+		return token.Reveal(), err
 	}
 	return nil, fmt.Errorf("this gateway does not know the request %q; it is older than your command", word)
 }

@@ -1,0 +1,88 @@
+package config
+
+import (
+	"net/url"
+	"path/filepath"
+	"regexp"
+)
+
+// Fleet makes this host a member of a fleet, whose hosts agree by an etcd cluster of the operator.
+type Fleet struct {
+	Name      string   `yaml:"name"`      // empty: no fleet
+	Endpoints []string `yaml:"endpoints"` // URLs of etcd
+	TLS       FleetTLS `yaml:"tls"`
+	Advertise string   `yaml:"advertise"` // address of this host for the other hosts
+	Domain    string   `yaml:"domain"`    // of the public URLs of all hosts
+}
+
+// FleetTLS are the files for connections to etcd.
+type FleetTLS struct {
+	CAFile   string `yaml:"ca_file"`   // PEM roots of etcd's certificate; empty: the system's
+	CertFile string `yaml:"cert_file"` // PEM certificate of this client of etcd
+	KeyFile  string `yaml:"key_file"`
+}
+
+// MaxFleetEndpoints is the maximum number of endpoints of etcd.
+const MaxFleetEndpoints = 16
+
+// fleetName matches names of fleets: they are part of keys in etcd.
+var fleetName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
+
+// Enabled reports whether this host is configured for a fleet.
+func (f Fleet) Enabled() bool { return f.Name != "" }
+
+// check finds settings that no host of a fleet can have.
+func (f Fleet) check(fail func(key, format string, args ...any)) {
+	if !f.Enabled() {
+		if len(f.Endpoints) > 0 || f.TLS != (FleetTLS{}) || f.Advertise != "" || f.Domain != "" {
+			fail("fleet.name", "is not set, so the other keys of fleet have no effect; set it, or remove fleet")
+		}
+		return
+	}
+	if !fleetName.MatchString(f.Name) {
+		fail("fleet.name", "%q is not a name of a fleet; use 1 to 32 lower-case letters, digits and inner hyphens", f.Name)
+	}
+	if len(f.Endpoints) == 0 || len(f.Endpoints) > MaxFleetEndpoints {
+		fail("fleet.endpoints", "has %d URLs of etcd; use 1 to %d, such as [https://etcd-1.example.org:2379]", len(f.Endpoints), MaxFleetEndpoints)
+	}
+	for _, e := range f.Endpoints {
+		f.checkEndpoint(e, fail)
+	}
+	f.TLS.check(fail)
+	// Without a listener for other hosts and without routing these have no effect.
+	if f.Advertise != "" {
+		fail("fleet.advertise", "is not supported by this version; remove it")
+	}
+	if f.Domain != "" {
+		fail("fleet.domain", "is not supported by this version; remove it")
+	}
+}
+
+// checkEndpoint requires TLS, except on this machine: whoever reads or changes the connection to etcd is all hosts.
+func (f Fleet) checkEndpoint(endpoint string, fail func(key, format string, args ...any)) {
+	const key = "fleet.endpoints"
+	u, err := url.Parse(endpoint)
+	switch {
+	case err != nil:
+		fail(key, "%q is not a URL such as https://etcd-1.example.org:2379", endpoint)
+	case u.Scheme == "unix" && u.Host == "" && filepath.IsAbs(u.Path) && *u == url.URL{Scheme: "unix", Path: u.Path}:
+	case *u != url.URL{Scheme: u.Scheme, Host: u.Host} || u.Hostname() == "" || u.Port() == "" || u.Scheme != "https" && u.Scheme != "http":
+		fail(key, "%q is not a URL such as https://etcd-1.example.org:2379", endpoint)
+	case u.Scheme == "http" && !isLoopback(u.Hostname()):
+		fail(key, "%q is not encrypted; use https, or http on a loopback address", endpoint)
+	case u.Scheme == "http" && f.TLS != (FleetTLS{}):
+		fail("fleet.tls", "has no effect on %s; use https, or remove fleet.tls", endpoint)
+	}
+}
+
+// check requires whole paths, and both files of a certificate.
+func (t FleetTLS) check(fail func(key, format string, args ...any)) {
+	if (t.CertFile == "") != (t.KeyFile == "") {
+		fail("fleet.tls", "has one of cert_file and key_file; set both, or neither")
+	}
+	for key, path := range map[string]string{"ca_file": t.CAFile, "cert_file": t.CertFile, "key_file": t.KeyFile} {
+		if path != "" && !filepath.IsAbs(path) {
+			fail("fleet.tls."+key, "%q is not an absolute path", path)
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package fleet
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+// Access is the way to the etcd cluster of the operator.
+type Access struct {
+	Endpoints []string // URLs: https://, or http:// and unix:// on this machine
+	CAFile    string   // PEM roots of the servers' certificates; empty: the system's
+	CertFile  string   // PEM certificate of the client, with its KeyFile; empty: none
+	KeyFile   string
+}
+
+// Times of the connections to etcd.
+const (
+	pingEvery   = 10 * time.Second // on a silent connection
+	pingTimeout = 5 * time.Second
+
+	// maxAnswer bounds one answer of etcd in bytes. Lists are read in pages below it.
+	maxAnswer = 16 << 20
+)
+
+// Dial returns a client of etcd, which the caller closes. It does not wait for a connection: etcd may be away. The files of the
+// client's certificate are read at each handshake, so that a renewed one is used without a restart.
+func Dial(a Access) (*clientv3.Client, error) {
+	secured, err := a.tls()
+	if err != nil {
+		return nil, err
+	}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: a.Endpoints, TLS: secured, DialKeepAliveTime: pingEvery, DialKeepAliveTimeout: pingTimeout, PermitWithoutStream: true,
+		MaxCallRecvMsgSize: maxAnswer, Logger: zap.NewNop(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("the client of etcd: %w", err)
+	}
+	return client, nil
+}
+
+// tls returns the TLS configuration of the client. Endpoints without TLS do not use it.
+func (a Access) tls() (*tls.Config, error) {
+	if a.CAFile == "" && a.CertFile == "" {
+		return nil, nil // https:// endpoints then use the roots of the system
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if a.CAFile != "" {
+		text, err := os.ReadFile(a.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("fleet.tls.ca_file: %w", err)
+		}
+		if c.RootCAs = x509.NewCertPool(); !c.RootCAs.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("fleet.tls.ca_file: %s has no certificate in PEM", a.CAFile)
+		}
+	}
+	if a.CertFile == "" {
+		return c, nil
+	}
+	load := func() (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(a.CertFile, a.KeyFile)
+		return &pair, err
+	}
+	if _, err := load(); err != nil {
+		return nil, fmt.Errorf("fleet.tls.cert_file and key_file: %w", err)
+	}
+	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+	return c, nil
+}
+
+// ErrUnreachable is the error of a request that etcd did not answer.
+var ErrUnreachable = errors.New("etcd does not answer")
+
+// Get returns the value of a key and the revision of its last change; a nil value and 0 if it does not exist. The read is
+// linearizable: it fails with [ErrUnreachable] without a quorum.
+func Get(ctx context.Context, client *clientv3.Client, key string) (value []byte, revision int64, err error) {
+	answer, err := client.Get(ctx, key)
+	if err != nil {
+		return nil, 0, Unreachable(ctx, err)
+	}
+	if len(answer.Kvs) == 0 {
+		return nil, 0, nil
+	}
+	return answer.Kvs[0].Value, answer.Kvs[0].ModRevision, nil
+}
+
+// Unreachable wraps an error of a request. After the deadline of ctx it is [ErrUnreachable], with the reason if there is one.
+func Unreachable(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+		return fmt.Errorf("%w (%w)", ErrUnreachable, err)
+	}
+	return fmt.Errorf("etcd: %w", err)
+}

@@ -1,0 +1,128 @@
+// Package etcdtest runs real etcd servers for tests.
+package etcdtest
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"boxgate/fleet"
+)
+
+// program is built by `make kubernetes`.
+const program = "/var/lib/boxgate/kubernetes/etcd"
+
+// patience bounds a wait of a test.
+const patience = time.Minute
+
+// Server is one etcd server on Unix sockets in a directory of its own. Its methods end the test on failure.
+type Server struct {
+	t   testing.TB
+	dir string
+	cmd *exec.Cmd
+}
+
+// Program returns the path of etcd. Without it the test is skipped in the quick tier and fails in the others.
+func Program(t testing.TB) string {
+	t.Helper()
+	if _, err := os.Stat(program); err != nil {
+		if testing.Short() {
+			t.Skipf("%v; make kubernetes builds it", err)
+		}
+		t.Fatalf("%v; make kubernetes builds it", err)
+	}
+	return program
+}
+
+// Start starts a server with one member. It ends with the test.
+func Start(t testing.TB) *Server {
+	t.Helper()
+	Program(t)
+	dir, err := os.MkdirTemp("", "etcd") // t.TempDir is too long for the name of a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{t: t, dir: dir}
+	t.Cleanup(func() {
+		s.Kill()
+		_ = os.RemoveAll(dir)
+	})
+	s.Restart()
+	return s
+}
+
+// Endpoint is the URL of the server.
+func (s *Server) Endpoint() string { return "unix://" + filepath.Join(s.dir, "client:1") }
+
+// Kill ends the server with SIGKILL, if it runs.
+func (s *Server) Kill() {
+	if s.cmd == nil {
+		return
+	}
+	_ = s.cmd.Process.Kill()
+	_ = s.cmd.Wait()
+	s.cmd = nil
+}
+
+// Restart starts the server on its data, and waits until it serves.
+func (s *Server) Restart() {
+	s.t.Helper()
+	for _, socket := range []string{"client:1", "peer:1"} {
+		_ = os.Remove(filepath.Join(s.dir, socket))
+	}
+	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer log.Close()
+	// The sockets are files of the working directory: etcd requires the form of host and port.
+	s.cmd = exec.Command(program, "--data-dir=data", "--listen-client-urls=unix://client:1", "--advertise-client-urls=unix://client:1", "--listen-peer-urls=unix://peer:1",
+		"--initial-advertise-peer-urls=unix://peer:1", "--initial-cluster=default=unix://peer:1", "--unsafe-no-fsync", "--logger=zap", "--log-level=warn")
+	s.cmd.Dir, s.cmd.Stdout, s.cmd.Stderr = s.dir, log, log
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	client := s.Client()
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if _, err := client.Get(ctx, "ready"); err != nil {
+		text, _ := os.ReadFile(log.Name())
+		s.t.Fatalf("etcd does not serve: %v\n%s", err, text)
+	}
+}
+
+// Erase stops the server and removes its data, as an operator does before restoring a backup.
+func (s *Server) Erase() {
+	s.t.Helper()
+	s.Kill()
+	if err := os.RemoveAll(filepath.Join(s.dir, "data")); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Client returns a client of the server. It is closed with the test.
+func (s *Server) Client() *clientv3.Client {
+	s.t.Helper()
+	client, err := fleet.Dial(fleet.Access{Endpoints: []string{s.Endpoint()}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// Until waits for a condition.
+func Until(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}

@@ -1,0 +1,312 @@
+// Package member keeps one host a member of its fleet: it holds the lease and the presence of the host in etcd, and the fence that
+// closes when the lease may have ended.
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"boxgate/fleet"
+	"boxgate/internal/required"
+)
+
+// TTL is the time to live of a host's lease: how long the others wait for a host that is gone, and how long a host that is cut off
+// goes on with shared rules.
+const TTL = 15 * time.Second
+
+// Config configures a [Session].
+type Config struct {
+	Client   *clientv3.Client
+	Keys     fleet.Keys
+	Host     string // ID
+	Presence fleet.Presence
+	TTL      time.Duration // whole seconds
+	Log      *zap.Logger
+}
+
+// Session is the membership of a running gateway. Safe for concurrent use.
+type Session struct {
+	Config
+	fence Fence
+
+	claiming sync.Mutex // held during requests that change the presence
+	lease    clientv3.LeaseID
+	mu       sync.Mutex
+	problem  error // why there is no lease; nil: there is one
+	recheck  chan struct{}
+	asked    atomic.Int64 // calls of Recheck
+	answered atomic.Int64 // the calls before the last successful claim began
+}
+
+// Errors of a claim.
+var (
+	// ErrCloned: another gateway holds the host ID and keeps its lease alive.
+	ErrCloned = errors.New("another gateway is running with the ID of this host")
+	// ErrRemoved: the host is not, or no longer, a member of the fleet.
+	ErrRemoved = errors.New("this host is not a member of the fleet any longer")
+)
+
+// New returns a session without a lease: [Session.Fenced] is true.
+func New(c Config) (*Session, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	return &Session{Config: c, problem: errors.New("no lease yet"), recheck: make(chan struct{}, 1)}, nil
+}
+
+// Fenced reports whether the lease of this host may have ended. Shared rules, keys of the fleet and new boxes must then be refused.
+// It does not block or allocate.
+func (s *Session) Fenced() bool {
+	return s.fence.Closed() || s.answered.Load() != s.asked.Load()
+}
+
+// Left returns how long the session is not fenced without another keep-alive.
+func (s *Session) Left() time.Duration { return s.fence.Left() }
+
+// Problem returns why the host has no lease; nil if it has one.
+func (s *Session) Problem() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.problem
+}
+
+// Recheck makes [Session.Run] claim the presence again, because the record of the host was deleted or changed. Until that has
+// succeeded the session is fenced.
+func (s *Session) Recheck() {
+	s.asked.Add(1)
+	select {
+	case s.recheck <- struct{}{}:
+	default:
+	}
+}
+
+// Start claims the host ID. A gateway that the same machine ran before with the same store is replaced. Another one is given the time
+// to let its lease end; [ErrCloned] means that it did not. If etcd is away the error is [fleet.ErrUnreachable], and [Session.Run] goes
+// on trying.
+func (s *Session) Start(ctx context.Context) error {
+	for limit := (time.Time{}); ; {
+		call, cancel := context.WithTimeout(ctx, callTimeout)
+		held, err := s.claim(call, true)
+		cancel()
+		if !errors.Is(err, ErrCloned) {
+			return s.note(err)
+		}
+		if limit.IsZero() {
+			limit = time.Now().Add(held + time.Second)
+		}
+		gone, errWait := s.awaitEnd(ctx, time.Until(limit))
+		if errWait != nil {
+			return s.note(errWait)
+		}
+		if !gone {
+			return s.note(err)
+		}
+	}
+}
+
+// callTimeout bounds one request of a claim.
+const callTimeout = 5 * time.Second
+
+// awaitEnd waits until the presence is deleted. gone is false if it was not within the time.
+func (s *Session) awaitEnd(ctx context.Context, most time.Duration) (gone bool, err error) {
+	waiting, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	key := s.Keys.Presence(s.Host)
+	now, err := s.Client.Get(waiting, key)
+	if err != nil {
+		return false, fleet.Unreachable(waiting, err)
+	}
+	if len(now.Kvs) == 0 {
+		return true, nil
+	}
+	for answer := range s.Client.Watch(clientv3.WithRequireLeader(waiting), key, clientv3.WithRev(now.Header.Revision+1)) {
+		if err := answer.Err(); err != nil && waiting.Err() == nil {
+			return false, fleet.Unreachable(ctx, err)
+		}
+		for _, e := range answer.Events {
+			if e.Type == clientv3.EventTypeDelete {
+				return true, nil
+			}
+		}
+	}
+	return false, ctx.Err()
+}
+
+// claim grants a lease and writes the presence with it. With takeover, it replaces the presence of an earlier process of this
+// machine, which no longer holds the store. held is the TTL of the lease of another holder.
+func (s *Session) claim(ctx context.Context, takeover bool) (held time.Duration, err error) {
+	s.claiming.Lock()
+	defer s.claiming.Unlock()
+	asked := s.asked.Load()
+	sent, ok := boottime()
+	if !ok {
+		return 0, errors.New("the kernel has no CLOCK_BOOTTIME")
+	}
+	granted, err := s.Client.Grant(ctx, int64(s.TTL/time.Second))
+	if err != nil {
+		return 0, fleet.Unreachable(ctx, err)
+	}
+	lease := granted.ID
+	if held, err = s.write(ctx, lease, takeover); err != nil {
+		s.revoke(lease)
+		return held, err
+	}
+	s.lease = lease
+	s.answered.Store(asked)
+	s.fence.extend(sent, time.Duration(granted.TTL)*time.Second)
+	return 0, nil
+}
+
+// write writes the presence with a lease, if the host is a member and the ID is free or this host's own.
+func (s *Session) write(ctx context.Context, lease clientv3.LeaseID, takeover bool) (held time.Duration, err error) {
+	key, member := s.Keys.Presence(s.Host), s.Keys.Host(s.Host)
+	text, err := fleet.Encode(s.Presence)
+	if err != nil {
+		return 0, err
+	}
+	for revision := int64(0); ; {
+		answer, err := s.Client.Txn(ctx).
+			If(clientv3.Compare(clientv3.CreateRevision(member), ">", 0), clientv3.Compare(clientv3.ModRevision(key), "=", revision)).
+			Then(clientv3.OpPut(key, text, clientv3.WithLease(lease))).
+			Else(clientv3.OpGet(member, clientv3.WithCountOnly()), clientv3.OpGet(key)).Commit()
+		if err != nil {
+			return 0, fleet.Unreachable(ctx, err)
+		}
+		if answer.Succeeded {
+			return 0, nil
+		}
+		if answer.Responses[0].GetResponseRange().Count == 0 {
+			return 0, ErrRemoved
+		}
+		kvs := answer.Responses[1].GetResponseRange().Kvs
+		if len(kvs) == 0 {
+			revision = 0 // it ended between the requests
+			continue
+		}
+		other, err := fleet.Decode[fleet.Presence](kvs[0].Value)
+		if err != nil {
+			return 0, err
+		}
+		same := other.Boot == s.Presence.Boot && other.Store == s.Presence.Store
+		if other.Instance != s.Presence.Instance && (!takeover || !same) {
+			return s.timeToLive(ctx, clientv3.LeaseID(kvs[0].Lease)), fmt.Errorf("%w, since %s", ErrCloned, other.Since.UTC().Format(time.RFC3339))
+		}
+		revision = kvs[0].ModRevision
+	}
+}
+
+// timeToLive returns the granted TTL of a lease; this session's own if it is not known.
+func (s *Session) timeToLive(ctx context.Context, lease clientv3.LeaseID) time.Duration {
+	answer, err := s.Client.TimeToLive(ctx, lease)
+	if err != nil || answer.GrantedTTL <= 0 {
+		return s.TTL
+	}
+	return time.Duration(answer.GrantedTTL) * time.Second
+}
+
+// Run keeps the lease alive until ctx is done, and claims the host ID again if the lease has ended. Call it once, after
+// [Session.Start].
+func (s *Session) Run(ctx context.Context) {
+	every := s.TTL / 3
+	for ctx.Err() == nil {
+		err := s.keep(ctx, every)
+		if err != nil && ctx.Err() == nil && s.Problem() == nil {
+			s.Log.Warn("the lease of this host cannot be renewed; shared rules end with it", zap.Duration("left", s.fence.Left()), zap.Error(err))
+		}
+		_ = s.note(err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(every - every/8 + rand.N(every/4)): // hosts that started together spread out
+		case <-s.recheck:
+			s.lease = 0
+		}
+	}
+}
+
+// note remembers why there is no lease, and returns err.
+func (s *Session) note(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.problem = err
+	return err
+}
+
+// keep sends one keep-alive, or claims the host ID if there is no lease.
+func (s *Session) keep(ctx context.Context, most time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	if s.lease == 0 {
+		_, err := s.claim(ctx, false)
+		return err
+	}
+	sent, ok := boottime()
+	if !ok {
+		return errors.New("the kernel has no CLOCK_BOOTTIME")
+	}
+	answer, err := s.Client.KeepAliveOnce(ctx, s.lease)
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		s.fence.shut()
+		s.lease = 0
+		_, err := s.claim(ctx, false)
+		return err
+	}
+	if err != nil {
+		return fleet.Unreachable(ctx, err)
+	}
+	s.fence.extend(sent, time.Duration(answer.TTL)*time.Second)
+	return nil
+}
+
+// Report writes the number of boxes, and whether the host knows that it is cordoned, into the presence, if they changed and this process
+// still holds it. The caller bounds how often.
+func (s *Session) Report(ctx context.Context, boxes int, cordoned bool) error {
+	s.claiming.Lock()
+	defer s.claiming.Unlock()
+	if s.Presence.Boxes == boxes && s.Presence.Cordoned == cordoned || s.Fenced() {
+		return nil
+	}
+	next := s.Presence
+	next.Boxes, next.Cordoned = boxes, cordoned
+	was, err := fleet.Encode(s.Presence)
+	if err != nil {
+		return err
+	}
+	text, err := fleet.Encode(next)
+	if err != nil {
+		return err
+	}
+	key := s.Keys.Presence(s.Host)
+	answer, err := s.Client.Txn(ctx).If(clientv3.Compare(clientv3.Value(key), "=", was)).Then(clientv3.OpPut(key, text, clientv3.WithIgnoreLease())).Commit()
+	if err != nil {
+		return fleet.Unreachable(ctx, err)
+	}
+	if answer.Succeeded {
+		s.Presence = next
+	}
+	return nil
+}
+
+// Close ends the lease, after Run has returned, so that the others learn immediately that this gateway is gone. A successor has its
+// own lease by then. Without etcd the lease ends by itself.
+func (s *Session) Close() {
+	s.fence.shut()
+	if s.lease != 0 {
+		s.revoke(s.lease)
+	}
+}
+
+// revoke ends a lease, if etcd answers soon.
+func (s *Session) revoke(lease clientv3.LeaseID) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_, _ = s.Client.Revoke(ctx, lease) // otherwise it ends after its TTL
+}

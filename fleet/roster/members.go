@@ -1,0 +1,125 @@
+package roster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"boxgate/fleet"
+)
+
+// withCordon changes one field of a host's record and keeps the others, also those that a later version of boxgate has added.
+func withCordon(text []byte, cordoned bool) (string, error) {
+	host, err := fleet.Decode[fleet.Host](text)
+	if err != nil || host.Cordoned == cordoned {
+		return string(text), err
+	}
+	fields, err := fleet.Decode[map[string]json.RawMessage](text)
+	if err != nil {
+		return "", err
+	}
+	if delete(fields, "cordoned"); cordoned {
+		fields["cordoned"] = json.RawMessage("true")
+	}
+	return fleet.Encode(fields)
+}
+
+// Member is a host of the fleet and the state of its gateway.
+type Member struct {
+	ID       string    `json:"id"`
+	Name     string    `json:"name"`
+	Protocol int       `json:"protocol"`
+	Joined   time.Time `json:"joined"`
+	Cordoned bool      `json:"cordoned"`
+	Present  bool      `json:"present"` // its lease is valid
+	Version  string    `json:"version,omitempty"`
+	Boxes    int       `json:"boxes"`
+	Drained  bool      `json:"drained"` // the gateway knows that it is cordoned, and has no boxes
+	Since    time.Time `json:"since,omitzero"`
+}
+
+// State is the state of a fleet.
+type State struct {
+	Name     string    `json:"name"`
+	ID       string    `json:"id"`
+	Founded  time.Time `json:"founded"`
+	Revision int64     `json:"revision"` // of etcd
+	Hosts    []Member  `json:"hosts"`
+}
+
+// page is the number of records in one answer.
+const page = 500
+
+// State reads the fleet, at one revision.
+func (r Roster) State(ctx context.Context) (State, error) {
+	founding, err := r.Founding(ctx)
+	if err != nil {
+		return State{}, err
+	}
+	out := State{Name: r.Name, ID: founding.ID, Founded: founding.At}
+	k, at := r.keys(), map[string]int{}
+	out.Revision, err = r.each(ctx, k.Hosts(), 0, func(id string, text []byte) error {
+		h, err := fleet.Decode[fleet.Host](text)
+		if err != nil {
+			return fmt.Errorf("host %q: %w", id, err)
+		}
+		at[id] = len(out.Hosts)
+		out.Hosts = append(out.Hosts, Member{ID: id, Name: h.Name, Protocol: h.Protocol, Joined: h.Joined, Cordoned: h.Cordoned})
+		return nil
+	})
+	if err != nil {
+		return State{}, err
+	}
+	_, err = r.each(ctx, k.Presences(), out.Revision, func(id string, text []byte) error {
+		p, err := fleet.Decode[fleet.Presence](text)
+		if err != nil {
+			return fmt.Errorf("host %q: %w", id, err)
+		}
+		if i, ok := at[id]; ok {
+			m := &out.Hosts[i]
+			m.Present, m.Version, m.Boxes, m.Since, m.Drained = true, p.Version, p.Boxes, p.Since, m.Cordoned && p.Cordoned && p.Boxes == 0
+		}
+		return nil
+	})
+	return out, err
+}
+
+// each reads the records below a prefix in order, at a revision, 0: the latest. It returns the revision.
+func (r Roster) each(ctx context.Context, prefix string, revision int64, do func(id string, text []byte) error) (int64, error) {
+	for from, end := prefix, clientv3.GetPrefixRangeEnd(prefix); ; {
+		answer, err := r.Client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(revision))
+		if err != nil {
+			return 0, fleet.Unreachable(ctx, err)
+		}
+		if revision == 0 {
+			revision = answer.Header.Revision
+		}
+		for _, kv := range answer.Kvs {
+			if err := do(strings.TrimPrefix(string(kv.Key), prefix), kv.Value); err != nil {
+				return 0, err
+			}
+		}
+		if !answer.More {
+			return revision, nil
+		}
+		from = string(answer.Kvs[len(answer.Kvs)-1].Key) + "\x00"
+	}
+}
+
+// Member reads one host. [ErrNotMember]: there is none with this ID.
+func (r Roster) Member(ctx context.Context, id string) (Member, error) {
+	state, err := r.State(ctx)
+	if err != nil {
+		return Member{}, err
+	}
+	for _, m := range state.Hosts {
+		if m.ID == id {
+			return m, nil
+		}
+	}
+	return Member{}, ErrNotMember
+}
