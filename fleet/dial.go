@@ -11,6 +11,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 )
 
 // Access is the way to the etcd cluster of the operator.
@@ -26,6 +28,10 @@ const (
 	pingEvery   = 10 * time.Second // on a silent connection
 	pingTimeout = 5 * time.Second
 
+	// reconnectWithin is the longest time between two attempts to connect. gRPC's default is two minutes, for which hosts would stay fenced
+	// after etcd is back.
+	reconnectWithin = 3 * time.Second
+
 	// maxAnswer bounds one answer of etcd in bytes. Lists are read in pages below it.
 	maxAnswer = 16 << 20
 )
@@ -40,6 +46,9 @@ func Dial(a Access) (*clientv3.Client, error) {
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: a.Endpoints, TLS: secured, DialKeepAliveTime: pingEvery, DialKeepAliveTimeout: pingTimeout, PermitWithoutStream: true,
 		MaxCallRecvMsgSize: maxAnswer, Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: reconnectWithin}, MinConnectTimeout: reconnectWithin,
+		})},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("the client of etcd: %w", err)
