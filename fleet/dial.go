@@ -9,10 +9,12 @@ import (
 	"os"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/metadata"
 )
 
 // Access is the way to the etcd cluster of the operator.
@@ -48,12 +50,26 @@ func Dial(a Access) (*clientv3.Client, error) {
 		MaxCallRecvMsgSize: maxAnswer, Logger: zap.NewNop(),
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: reconnectWithin}, MinConnectTimeout: reconnectWithin,
-		})},
+		}), grpc.WithChainUnaryInterceptor(ledCall), grpc.WithChainStreamInterceptor(ledStream)},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("the client of etcd: %w", err)
 	}
 	return client, nil
+}
+
+// led marks a request to be refused by a member without a leader, such as one that is cut off from the others. It would otherwise wait for
+// seconds, while another member could answer.
+func led(ctx context.Context) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, rpctypes.MetadataRequireLeaderKey, rpctypes.MetadataHasLeader)
+}
+
+func ledCall(ctx context.Context, method string, in, out any, conn *grpc.ClientConn, call grpc.UnaryInvoker, o ...grpc.CallOption) error {
+	return call(led(ctx), method, in, out, conn, o...)
+}
+
+func ledStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
+	return open(led(ctx), desc, conn, method, o...)
 }
 
 // tls returns the TLS configuration of the client. Endpoints without TLS do not use it.

@@ -128,7 +128,7 @@ func (s *Session) awaitEnd(ctx context.Context, most time.Duration) (gone bool, 
 	if len(now.Kvs) == 0 {
 		return true, nil
 	}
-	for answer := range s.Client.Watch(clientv3.WithRequireLeader(waiting), key, clientv3.WithRev(now.Header.Revision+1)) {
+	for answer := range s.Client.Watch(waiting, key, clientv3.WithRev(now.Header.Revision+1)) {
 		if err := answer.Err(); err != nil && waiting.Err() == nil {
 			return false, fleet.Unreachable(ctx, err)
 		}
@@ -216,16 +216,19 @@ func (s *Session) timeToLive(ctx context.Context, lease clientv3.LeaseID) time.D
 // Run keeps the lease alive until ctx is done, and claims the host ID again if the lease has ended. Call it once, after
 // [Session.Start].
 func (s *Session) Run(ctx context.Context) {
-	every := s.TTL / 3
 	for ctx.Err() == nil {
-		err := s.keep(ctx, every)
+		err := s.keep(ctx, s.TTL/5)
 		if err != nil && ctx.Err() == nil && s.Problem() == nil {
 			s.Log.Warn("the lease of this host cannot be renewed; shared rules end with it", zap.Duration("left", s.fence.Left()), zap.Error(err))
 		}
 		_ = s.note(err)
+		wait := s.TTL / 3
+		if err != nil {
+			wait = s.TTL / 15 // the next attempt is sent to another member
+		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(every - every/8 + rand.N(every/4)): // hosts that started together spread out
+		case <-time.After(wait - wait/8 + rand.N(wait/4)): // hosts that started together spread out
 		case <-s.recheck:
 			s.lease = 0
 		}

@@ -223,9 +223,8 @@ func (f *Follower) watch(ctx context.Context) error {
 	if err := f.sameHistory(ctx); err != nil {
 		return err
 	}
-	// A member without a leader ends the watch instead of keeping it silent.
-	led := clientv3.WithRequireLeader(ctx)
-	events := f.Client.Watch(led, f.Prefix, clientv3.WithPrefix(), clientv3.WithRev(f.State().Revision+1), clientv3.WithProgressNotify(), clientv3.WithFragment())
+	// A member without a leader ends the watch, by the option of package fleet, instead of keeping it silent.
+	events := f.Client.Watch(ctx, f.Prefix, clientv3.WithPrefix(), clientv3.WithRev(f.State().Revision+1), clientv3.WithProgressNotify(), clientv3.WithFragment())
 	check := time.NewTicker(f.Check)
 	defer check.Stop()
 	for due := int64(0); ; {
@@ -245,7 +244,7 @@ func (f *Follower) watch(ctx context.Context) error {
 				return err
 			}
 			due = f.history.revision
-			if err := f.Client.RequestProgress(led); err != nil {
+			if err := f.Client.RequestProgress(ctx); err != nil {
 				return fmt.Errorf("asking for progress: %w", err)
 			}
 		}

@@ -136,7 +136,7 @@ func TestStoppedServer(t *testing.T) {
 	server := etcdtest.Start(t)
 	c := server.Client()
 	put(t, c, "/w/a", "1")
-	f, u := follow(t, c, nil)
+	f, u := follow(t, c, func(c *Config) { c.Check = 30 * time.Second }) // connecting takes seconds, for which the watch is behind
 	etcdtest.Until(t, "the listing", func() bool { return u.is(map[string]string{"/w/a": "1"}) })
 	server.Kill()
 	server.Restart()

@@ -100,12 +100,12 @@ ingress/h2c: relay/h1 relay/h2/upstream relay/pool
 remote: policy internal/acceptor certs internal/required internal/socket proxy/recovery
 sshd: policy internal/acceptor internal/required internal/sshflow proxy/recovery
 fleet: policy
-fleet/etcdtest: fleet
-fleet/member: fleet fleet/etcdtest internal/required
+fleet/etcdtest: fleet internal/testnet
+fleet/member: fleet fleet/etcdtest internal/nightly internal/required
 fleet/node: policy fleet fleet/etcdtest fleet/member fleet/pki fleet/roster fleet/watch internal/required
 fleet/pki: policy
 fleet/roster: policy fleet fleet/etcdtest fleet/pki
-fleet/watch: fleet/etcdtest internal/required
+fleet/watch: fleet/etcdtest internal/nightly internal/required
 kube: policy policy/dialect policy/document internal/nightly internal/required internal/lazyregexp
 ingress: policy audit internal/openid internal/peernet internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault internal/lazyregexp
