@@ -40,6 +40,7 @@ type Session struct {
 
 	claiming sync.Mutex // held during requests that change the presence
 	lease    clientv3.LeaseID
+	kept     int // keep-alives that succeeded
 	mu       sync.Mutex
 	problem  error // why there is no lease; nil: there is one
 	recheck  chan struct{}
@@ -266,7 +267,34 @@ func (s *Session) keep(ctx context.Context, most time.Duration) error {
 		return fleet.Unreachable(ctx, err)
 	}
 	s.fence.extend(sent, time.Duration(answer.TTL)*time.Second)
-	return nil
+	if s.kept++; s.kept%verifyEvery != 0 {
+		return nil
+	}
+	return s.verify(ctx)
+}
+
+// verifyEvery is the number of keep-alives between two looks at the presence.
+const verifyEvery = 4
+
+// verify claims the host ID again if the presence is gone or another's while the lease is valid: a successor that took it over has failed.
+// One that runs keeps it.
+func (s *Session) verify(ctx context.Context) error {
+	text, _, err := fleet.Get(ctx, s.Client, s.Keys.Presence(s.Host))
+	if err != nil {
+		return nil // the lease is valid
+	}
+	if text != nil {
+		found, err := fleet.Decode[fleet.Presence](text)
+		if err != nil {
+			return err
+		}
+		if found.Instance == s.Presence.Instance || found.Boot == s.Presence.Boot && found.Store == s.Presence.Store {
+			return nil
+		}
+	}
+	s.fence.shut()
+	_, err = s.claim(ctx, false)
+	return err
 }
 
 // Report writes the number of boxes, and whether the host knows that it is cordoned, into the presence, if they changed and this process

@@ -187,6 +187,24 @@ func TestSuccessorTakesOver(t *testing.T) {
 	}
 }
 
+// TestFailedSuccessor: a successor that took the presence over and ended leaves it to its predecessor, which goes on.
+func TestFailedSuccessor(t *testing.T) {
+	t.Parallel()
+	c := etcdtest.Start(t).Client()
+	join(t, c, "a1b2c3")
+	before := session(t, c, fleet.Presence{Instance: "1", Boot: "x", Store: "1:2"})
+	if err := before.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	run(t, before)
+	next := session(t, c, fleet.Presence{Instance: "2", Boot: "x", Store: "1:2"})
+	if err := next.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	next.Close()
+	etcdtest.Until(t, "the predecessor has the presence again", func() bool { return present(t, c).Instance == "1" && !before.Fenced() })
+}
+
 // TestRemovedHostIsFenced: a host whose record is gone is fenced when its lease is revoked or it rechecks, and stays so.
 func TestRemovedHostIsFenced(t *testing.T) {
 	t.Parallel()

@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -239,6 +241,27 @@ func TestOtherHistory(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		})
+	}
+}
+
+// TestEventsInAnotherOrder: events that are older than the known state, or not in order, are a gap, and change nothing.
+func TestEventsInAnotherOrder(t *testing.T) {
+	t.Parallel()
+	f := &Follower{Config: Config{MaxKeys: 10, MaxBytes: 1000}, known: map[string]Entry{}}
+	f.state.Revision = 5
+	event := func(key string, revision int64) *clientv3.Event {
+		return &clientv3.Event{Type: clientv3.EventTypePut, Kv: &mvccpb.KeyValue{Key: []byte(key), Value: []byte("x"), ModRevision: revision}}
+	}
+	for name, events := range map[string][]*clientv3.Event{
+		"known": {event("/w/a", 5)}, "older": {event("/w/a", 4)}, "backwards": {event("/w/a", 7), event("/w/b", 6)},
+	} {
+		if c, err := f.merge(events); !errors.Is(err, errGap) || len(f.known) > 0 {
+			t.Errorf("%s: %+v, %v", name, c, err)
+		}
+	}
+	c, err := f.merge([]*clientv3.Event{event("/w/b", 6), event("/w/a", 6), event("/w/a", 8)})
+	if err != nil || c.Revision != 8 || len(c.Set) != 2 || c.Set[0].Key != "/w/a" || c.Set[0].Revision != 8 || len(f.known) != 2 {
+		t.Errorf("%+v, %v", c, err)
 	}
 }
 
