@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"go.yaml.in/yaml/v3"
+
 	"boxgate/api"
 	"boxgate/config"
 	"boxgate/e2e/harness"
@@ -282,6 +284,65 @@ func TestReplacedGatewayStaysAMember(t *testing.T) {
 	})
 	if _, status, refusal := a.create(); status != http.StatusOK {
 		t.Errorf("the successor, later: %s", refusal)
+	}
+}
+
+// TestHostCutOffByTheNetwork: packets between a host and etcd, over TLS with client certificates, are dropped. That host is fenced at its
+// TTL, the other is not and sees it as away; after the cut it takes part again. Without its certificate a host is a stranger to etcd.
+func TestHostCutOffByTheNetwork(t *testing.T) {
+	const address = "192.0.2.77:2379"
+	a := &host{World: harness.NewStopped(t, lab.Options{})}
+	etcd := etcdtest.StartTLS(t, a.Net.Internet().Start, address)
+	access := etcd.Access()
+	a.configure(config.Fleet{Name: "test", Endpoints: access.Endpoints, TLS: config.FleetTLS{CAFile: access.CAFile}})
+	if out := a.command(1, "", "fleet", "init"); !strings.Contains(out, "etcd does not answer") {
+		t.Errorf("without a certificate: %s", out)
+	}
+	a.configure(config.Fleet{Name: "test", Endpoints: access.Endpoints, TLS: config.FleetTLS{CAFile: access.CAFile, CertFile: access.CertFile, KeyFile: access.KeyFile}})
+	a.become("", "fleet", "init")
+	b := newHost(t, etcd.Endpoint())
+	b.become(a.command(0, "", "fleet", "token"), "fleet", "join", "--token-file", "-")
+	nft := func(line string) {
+		t.Helper()
+		if out, err := a.Net.Gateway().Run(t.Context(), "nft", line); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	nft("table inet cut { chain out { type filter hook output priority 0; tcp dport 2379 drop; }; chain in { type filter hook input priority 0; tcp sport 2379 drop; }; }")
+	began := time.Now()
+	a.Until("the host is fenced", func() bool { return a.Metric("boxgate_fleet_fenced") == 1 })
+	if took := time.Since(began); took > 30*time.Second {
+		t.Errorf("fenced after %v; the TTL is 15s", took)
+	}
+	b.Until("the host is away for the others", func() bool { return b.members()[a.id] == "away" })
+	if a.Metric("boxgate_fleet_fenced") != 1 || b.Metric("boxgate_fleet_fenced") != 0 {
+		t.Error("etcd ended the lease of a host that is not fenced, or the other host is fenced")
+	}
+	b.command(0, "", "fleet", "cordon", a.id)
+	nft("delete table inet cut")
+	a.Until("the host takes part again, and knows what it missed", func() bool {
+		_, _, refusal := a.create()
+		return a.Metric("boxgate_fleet_fenced") == 0 && strings.Contains(refusal, "cordoned")
+	})
+	if got := b.members()[a.id]; got != "cordoned" && got != "drained" {
+		t.Errorf("the state of the host: %s", got)
+	}
+}
+
+// configure replaces the section of the fleet in the configuration of a host that is not running.
+func (h *host) configure(f config.Fleet) {
+	h.T.Helper()
+	cfg, err := config.Load(h.Config, nil)
+	if err != nil {
+		h.T.Fatal(err)
+	}
+	cfg.Fleet = f
+	text, err := yaml.Marshal(cfg)
+	if err == nil {
+		err = os.WriteFile(h.Config, text, 0o600)
+	}
+	if err != nil {
+		h.T.Fatal(err)
 	}
 }
 

@@ -22,9 +22,11 @@ const patience = time.Minute
 
 // Server is one etcd server on Unix sockets in a directory of its own. Its methods end the test on failure.
 type Server struct {
-	t   testing.TB
-	dir string
-	cmd *exec.Cmd
+	t     testing.TB
+	dir   string
+	cmd   *exec.Cmd
+	start func(*exec.Cmd) error
+	tls   string // host and port that also serve with TLS; empty: none
 }
 
 // Program returns the path of etcd. Without it the test is skipped in the quick tier and fails in the others.
@@ -42,17 +44,34 @@ func Program(t testing.TB) string {
 // Start starts a server with one member. It ends with the test.
 func Start(t testing.TB) *Server {
 	t.Helper()
+	s := newServer(t)
+	s.Restart()
+	return s
+}
+
+// StartTLS is [Start] with a second listener with TLS at a host and port, for clients with a certificate, see [Server.Access]. start starts
+// the program, perhaps in a network namespace.
+func StartTLS(t testing.TB, start func(*exec.Cmd) error, address string) *Server {
+	t.Helper()
+	s := newServer(t)
+	s.start, s.tls = start, address
+	s.writeCertificates(address)
+	s.Restart()
+	return s
+}
+
+func newServer(t testing.TB) *Server {
+	t.Helper()
 	Program(t)
 	dir, err := os.MkdirTemp("", "etcd") // t.TempDir is too long for the name of a socket
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Server{t: t, dir: dir}
+	s := &Server{t: t, dir: dir, start: (*exec.Cmd).Start}
 	t.Cleanup(func() {
 		s.Kill()
 		_ = os.RemoveAll(dir)
 	})
-	s.Restart()
 	return s
 }
 
@@ -81,10 +100,17 @@ func (s *Server) Restart() {
 	}
 	defer log.Close()
 	// The sockets are files of the working directory: etcd requires the form of host and port.
-	s.cmd = exec.Command(program, "--data-dir=data", "--listen-client-urls=unix://client:1", "--advertise-client-urls=unix://client:1", "--listen-peer-urls=unix://peer:1",
+	clients := "unix://client:1"
+	var secured []string
+	if s.tls != "" {
+		clients += ",https://" + s.tls
+		secured = []string{"--cert-file=" + serverFile, "--key-file=" + serverFile, "--trusted-ca-file=" + caFile, "--client-cert-auth"}
+	}
+	s.cmd = exec.Command(program, "--data-dir=data", "--listen-client-urls="+clients, "--advertise-client-urls=unix://client:1", "--listen-peer-urls=unix://peer:1",
 		"--initial-advertise-peer-urls=unix://peer:1", "--initial-cluster=default=unix://peer:1", "--unsafe-no-fsync", "--logger=zap", "--log-level=warn")
+	s.cmd.Args = append(s.cmd.Args, secured...)
 	s.cmd.Dir, s.cmd.Stdout, s.cmd.Stderr = s.dir, log, log
-	if err := s.cmd.Start(); err != nil {
+	if err := s.start(s.cmd); err != nil {
 		s.t.Fatal(err)
 	}
 	client := s.Client()
