@@ -55,6 +55,12 @@ func (k Keys) Presence(id string) string { return k.Presences() + id }
 // Wrap is the key of the [Wrap] of a host.
 func (k Keys) Wrap(id string) string { return k.root + "wrap/" + id }
 
+// Names is the prefix of the names of boxes, see package directory.
+func (k Keys) Names() string { return k.root + "names/" }
+
+// Boxes is the prefix of the boxes of a host.
+func (k Keys) Boxes(host string) string { return k.root + "boxes/" + host + "/" }
+
 // Token is the key of the [Token] with this public ID. It is bound to a lease that ends with the token.
 func (k Keys) Token(id string) string { return k.root + "tokens/" + id }
 

@@ -38,9 +38,9 @@ type Session struct {
 	Config
 	fence Fence
 
-	claiming sync.Mutex // held during requests that change the presence
-	lease    clientv3.LeaseID
-	kept     int // keep-alives that succeeded
+	claiming sync.Mutex       // held during requests that change the presence
+	lease    clientv3.LeaseID // written with claiming held, by the goroutine of Start and Run
+	kept     int              // keep-alives that succeeded
 	mu       sync.Mutex
 	problem  error // why there is no lease; nil: there is one
 	recheck  chan struct{}
@@ -231,7 +231,7 @@ func (s *Session) Run(ctx context.Context) {
 		case <-ctx.Done():
 		case <-time.After(wait - wait/8 + rand.N(wait/4)): // hosts that started together spread out
 		case <-s.recheck:
-			s.lease = 0
+			s.forget()
 		}
 	}
 }
@@ -259,7 +259,7 @@ func (s *Session) keep(ctx context.Context, most time.Duration) error {
 	answer, err := s.Client.KeepAliveOnce(ctx, s.lease)
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		s.fence.shut()
-		s.lease = 0
+		s.forget()
 		_, err := s.claim(ctx, false)
 		return err
 	}
@@ -271,6 +271,13 @@ func (s *Session) keep(ctx context.Context, most time.Duration) error {
 		return nil
 	}
 	return s.verify(ctx)
+}
+
+// forget has the next attempt claim the host ID with another lease.
+func (s *Session) forget() {
+	s.claiming.Lock()
+	defer s.claiming.Unlock()
+	s.lease = 0
 }
 
 // verifyEvery is the number of keep-alives between two looks at the presence.
@@ -295,6 +302,18 @@ func (s *Session) verify(ctx context.Context) error {
 	s.fence.shut()
 	_, err = s.claim(ctx, false)
 	return err
+}
+
+// Guard is the condition of a transaction that this process has the presence with its present lease. After the lease has ended no
+// transaction with it succeeds.
+func (s *Session) Guard() clientv3.Cmp {
+	s.claiming.Lock()
+	defer s.claiming.Unlock()
+	lease := s.lease
+	if lease == 0 {
+		lease = -1 // no key has it; 0 is that of keys without a lease
+	}
+	return clientv3.Compare(clientv3.LeaseValue(s.Keys.Presence(s.Host)), "=", lease)
 }
 
 // Report writes the number of boxes, and whether the host knows that it is cordoned, into the presence, if they changed and this process
@@ -330,8 +349,9 @@ func (s *Session) Report(ctx context.Context, boxes int, cordoned bool) error {
 // own lease by then. Without etcd the lease ends by itself.
 func (s *Session) Close() {
 	s.fence.shut()
-	if s.lease != 0 {
-		s.revoke(s.lease)
+	if lease := s.lease; lease != 0 {
+		s.forget()
+		s.revoke(lease)
 	}
 }
 

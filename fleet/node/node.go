@@ -123,17 +123,18 @@ func newPresence(stateDir, version string) (fleet.Presence, error) {
 const startTimeout = 5 * time.Second
 
 // Start claims the host ID. Without etcd, or after the host was removed, the gateway starts fenced: its own boxes go on. An error means that
-// it must not start: another gateway runs with this host ID ([member.ErrCloned]), or etcd has another fleet of this name.
+// it must not start: another gateway runs with this host ID ([member.ErrCloned]), etcd has another fleet of this name
+// ([ErrOtherFleet]), or the fleet has a later protocol ([roster.ErrNewer]).
 func (n *Node) Start(ctx context.Context) error {
 	call, cancel := context.WithTimeout(ctx, startTimeout)
 	founding, err := n.roster.Founding(call)
 	cancel()
 	switch {
-	case errors.Is(err, fleet.ErrUnreachable):
-		n.Log.Warn("etcd does not answer; this host starts fenced: no new boxes until it does", zap.Error(err))
-		return nil
-	case err != nil:
+	case errors.Is(err, roster.ErrNewer):
 		return err
+	case err != nil: // etcd is away, has lost the fleet, or refuses this host
+		n.Log.Warn("this host starts fenced: no new boxes", zap.Error(err))
+		return ctx.Err()
 	case founding.ID != n.Identity.Founding:
 		return fmt.Errorf("%w: the fleet %q in etcd was founded later, at %s; run `gateway fleet leave` and join it", ErrOtherFleet, n.Fleet, founding.At.Format(time.RFC3339))
 	}
