@@ -36,7 +36,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image agents docker podman cni firewalls runtime-debs promtool nameserver postgres proxies sshd runsc vmm kubernetes scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
+.PHONY: help deps build image agents docker podman cni firewalls runtime-debs promtool nameserver postgres proxies sshd runsc vmm kubernetes etcd scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
 
 help: ## list the targets
 	@echo "While editing:           make quick                  seconds to a minute, without root"
@@ -134,13 +134,16 @@ vmm: ## unpack QEMU and Debian's kernel for clouds, for the test with virtual ma
 kubernetes: ## build the API server of Kubernetes and etcd, for the tests of BoxgatePolicies (about four minutes)
 	@GO="$(GO)" dist/apiserver.sh
 
+etcd: ## build etcd alone, for the tests of fleets
+	@GO="$(GO)" dist/apiserver.sh etcd
+
 postgres: ## unpack the PostgreSQL server of one test where there is none, without installing it
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || dist/unpack.sh /var/cache/boxgate-postgres 'usr/lib/postgresql/*/bin/postgres' postgresql
 
 proxies: ## unpack the proxies of the tests of upstream proxies, without installing them
 	@dist/unpack.sh /var/lib/boxgate/proxies usr/bin/tinyproxy tinyproxy-bin microsocks
 
-test confined race mutants: proxies cni
+test confined race mutants: proxies cni etcd
 
 firewalls: image ## make a root file system with firewalld and ufw, for the tests beside them
 	@dist/firewalls.sh $(IMAGE_DIR)

@@ -14,7 +14,7 @@ import (
 	"boxgate/fleet"
 )
 
-// program is built by `make kubernetes`.
+// program is built by `make etcd`.
 const program = "/var/lib/boxgate/kubernetes/etcd"
 
 // patience bounds a wait of a test.
@@ -34,9 +34,9 @@ func Program(t testing.TB) string {
 	t.Helper()
 	if _, err := os.Stat(program); err != nil {
 		if testing.Short() {
-			t.Skipf("%v; make kubernetes builds it", err)
+			t.Skipf("%v; make etcd builds it", err)
 		}
-		t.Fatalf("%v; make kubernetes builds it", err)
+		t.Fatalf("%v; make etcd builds it", err)
 	}
 	return program
 }
