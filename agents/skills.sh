@@ -1,6 +1,6 @@
 # Arguments: the skills, as owner/repository or owner/repository/skill. See SkillsCommand.
 set -u
-home=/workspace/home
+home=${HOME:-/workspace/home}
 target=$home/.claude/skills
 codex=$home/.codex/skills
 state=$home/.box-internal/skills

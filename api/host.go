@@ -59,6 +59,7 @@ type Box struct {
 	Runtime         string
 	KeepAlive       bool
 	InitCommand     string
+	User, Home      string // its ordinary user and the home directory; "": [OrdinaryUser], [Workspace]
 	Ephemeral       bool
 	ExpiresAt       time.Time // zero: never
 	Status          Status
@@ -154,6 +155,7 @@ type CreateRequest struct {
 	Runtime     string // "" for the default
 	KeepAlive   bool
 	InitCommand string // run at each start; only with KeepAlive
+	User, Home  string // as in [Box]
 	Ephemeral   bool
 	TTL         time.Duration // only with Ephemeral; never 0 then, before launcher.max_ttl is applied
 	CreatedBy   string        // ID of the API key, as in [Box]
@@ -249,8 +251,17 @@ type BoxFilter struct {
 	Label string // only boxes with this label
 }
 
-// Workspace is the home and working directory of a box. Relative paths are relative to it.
+// Workspace is the home and working directory of a box, unless it was created with another one. Relative paths are relative to it.
 const Workspace = "/workspace/home"
+
+// OrdinaryUser is the name of a box's ordinary user, unless it was created with another one.
+const OrdinaryUser = "boxuser"
+
+// HomeDir returns the home and working directory of the box's ordinary user.
+func (b Box) HomeDir() string { return cmp.Or(b.Home, Workspace) }
+
+// UserName returns the name of the box's ordinary user.
+func (b Box) UserName() string { return cmp.Or(b.User, OrdinaryUser) }
 
 // SkippedTrailer is the trailer field with the number of files left out of an archive.
 const SkippedTrailer = "X-Boxgate-Skipped"
@@ -258,7 +269,7 @@ const SkippedTrailer = "X-Boxgate-Skipped"
 // ExecRequest is a command to run in a box.
 type ExecRequest struct {
 	Command []string          // argv; never empty
-	Dir     string            // absolute, in the box; [Workspace] by default
+	Dir     string            // absolute, in the box; empty: the home directory
 	Env     map[string]string // added to the box's environment
 	User    string            // as checked by [boxgate/api/spec.User]; empty: the box's user
 	Stdin   io.Reader         // nil: empty

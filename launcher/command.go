@@ -54,7 +54,7 @@ func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*
 	if !r.Created {
 		return nil, fmt.Errorf("box %s: %w", id, ErrNotRunning)
 	}
-	user, err := parseUser(spec.User)
+	user, err := parseUser(r.Account, spec.User)
 	if err != nil {
 		return nil, err
 	}
@@ -475,13 +475,13 @@ type execUser struct {
 	name, home string
 }
 
-// parseUser parses ExecSpec.User. Other names than the two that every box has are not looked up, because the box can write
-// its own user database.
-func parseUser(s string) (execUser, error) {
-	switch s {
-	case "", rootfs.User:
-		return execUser{rootfs.UID, rootfs.UID, rootfs.User, rootfs.Home}, nil
-	case "root":
+// parseUser parses ExecSpec.User for a box with an account. Other names than root's and the account's are not looked up, because the box
+// can write its own user database.
+func parseUser(account Account, s string) (execUser, error) {
+	switch {
+	case s == "" || account.Has(s):
+		return execUser{rootfs.UID, rootfs.UID, account.UserName(), account.HomeDir()}, nil
+	case s == "root":
 		return execUser{0, 0, "root", "/root"}, nil
 	}
 	u, g, hasGroup := strings.Cut(s, ":")
@@ -491,9 +491,9 @@ func parseUser(s string) (execUser, error) {
 	uid, uerr := strconv.ParseUint(u, 10, 16)
 	gid, gerr := strconv.ParseUint(g, 10, 16)
 	if uerr != nil || gerr != nil {
-		return execUser{}, fmt.Errorf(`user %q is unknown: use boxuser, root, UID or UID:GID with IDs below 65536`, s)
+		return execUser{}, fmt.Errorf(`user %q is unknown: use %s, root, UID or UID:GID with IDs below 65536`, s, account.UserName())
 	}
-	return execUser{int(uid), int(gid), u, rootfs.Home}, nil
+	return execUser{int(uid), int(gid), u, account.HomeDir()}, nil
 }
 
 // commandProcess converts a command to the runtime's format. Set-user-ID programs have their effect only if the box was started
@@ -519,7 +519,7 @@ func (l *Launcher) commandProcess(r record, user execUser, spec ExecSpec) (*spec
 	}
 	cwd := spec.Cwd
 	if !path.IsAbs(cwd) {
-		cwd = path.Join(rootfs.Home, cwd)
+		cwd = path.Join(r.Account.HomeDir(), cwd)
 	}
 	base, env, box := r.Base, spec.Env, (*specs.Box)(nil)
 	if user.uid == 0 {

@@ -56,7 +56,7 @@ func (l *Launcher) Prepare(ctx context.Context, spec Spec) (netns string, err er
 	if err != nil {
 		return "", fmt.Errorf("box %s: %w", spec.ID, err)
 	}
-	r := record{ID: spec.ID, Image: spec.Image, Size: spec.Size, Env: spec.Env, IDIndex: index}
+	r := record{ID: spec.ID, Image: spec.Image, Size: spec.Size, Env: spec.Env, Account: spec.Account, IDIndex: index}
 	if err := l.saveRecord(r); err != nil {
 		return "", err
 	}
@@ -94,7 +94,7 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	if err != nil {
 		return err
 	}
-	r.Image, r.Size, r.Env, r.Base = spec.Image, spec.Size, spec.Env, img.Env
+	r.Image, r.Size, r.Env, r.Account, r.Base = spec.Image, spec.Size, spec.Env, spec.Account, img.Env
 	r.ImageKey, r.Rootfs, r.Layers, r.Root = img.Key, img.Rootfs, spec.Layers, l.cfg.Root
 	if r.Project, err = l.dirs.limitDisk(ctx, r.ID, string(r.Size), l.cfg.Disk); err != nil {
 		return fmt.Errorf("box %s: %w", spec.ID, err)
@@ -129,7 +129,7 @@ func (l *Launcher) writeNewRoot(root *rootfs.Root, spec Spec) error {
 	if l.cfg.Root {
 		l.letSudo(root, spec)
 	}
-	return root.PrepareNew(rootfs.Identity{Hostname: spec.hostname(), DNS: spec.DNS, Git: rootfs.GitIdentity(spec.Git), CA: spec.CA, Roots: spec.Roots, Agents: spec.Agents, Files: spec.Files,
+	return root.PrepareNew(rootfs.Identity{Hostname: spec.hostname(), Account: spec.Account, DNS: spec.DNS, Git: rootfs.GitIdentity(spec.Git), CA: spec.CA, Roots: spec.Roots, Agents: spec.Agents, Files: spec.Files,
 		Restored: len(spec.Layers) > 0})
 }
 

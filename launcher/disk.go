@@ -85,7 +85,7 @@ func (d dirs) freeDisk(id policy.BoxID, project uint32) error {
 // ErrNoFiles is returned by OpenFiles for boxes whose files are invisible to the host, as with gVisor.
 var ErrNoFiles = boxfs.ErrElsewhere
 
-// OpenFiles opens a session that works on the files of a box as boxuser; see [boxfs.Session]. The box must not be paused
+// OpenFiles opens a session that works on the files of a box as its ordinary user; see [boxfs.Session]. The box must not be paused
 // before the session is closed.
 func (l *Launcher) OpenFiles(ctx context.Context, id policy.BoxID) (*boxfs.Session, func(), error) {
 	r, err := l.loadRecord(id)
@@ -102,7 +102,7 @@ func (l *Launcher) OpenFiles(ctx context.Context, id policy.BoxID) (*boxfs.Sessi
 // ErrManyTransfers is returned by OpenSFTP for a box with as many transfers as it may have.
 var ErrManyTransfers = fmt.Errorf("the box has %d SFTP sessions, which is the limit; close some", boxfs.PerBox)
 
-// OpenSFTP opens a process that serves SFTP for the files of a box as boxuser; see [boxfs.OpenSFTP]. The box must not be paused before
+// OpenSFTP opens a process that serves SFTP for the files of a box as its ordinary user; see [boxfs.OpenSFTP]. The box must not be paused before
 // the session is closed.
 func (l *Launcher) OpenSFTP(ctx context.Context, id policy.BoxID) (*boxfs.Session, func(), error) {
 	r, err := l.loadRecord(id)
@@ -159,5 +159,5 @@ func (l *Launcher) openFiles(ctx context.Context, r record, user int, open func(
 	}
 	defer root.Close()
 	own := r.ids().Host(user)
-	return open(ctx, boxfs.Config{Root: root, UID: own, GID: own, Join: l.cgroup(r.ID).Join})
+	return open(ctx, boxfs.Config{Root: root, UID: own, GID: own, Home: r.Account.HomeDir(), Join: l.cgroup(r.ID).Join})
 }

@@ -403,6 +403,7 @@ type record struct {
 	Layers   []string          `json:"layers,omitempty"` // over the image, the lowest first
 	Size     Size              `json:"size"`
 	Env      map[string]string `json:"env,omitempty"`     // of Spec
+	Account  Account           `json:"account,omitzero"`  // of Spec
 	Base     []string          `json:"base,omitempty"`    // of the image
 	IDIndex  int               `json:"id_index"`          // number of its range of user IDs
 	Project  uint32            `json:"project,omitempty"` // the disk's quota project; 0: no quota

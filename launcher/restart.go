@@ -70,7 +70,7 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 		return err
 	}
 	defer l.stopOnError(spec.ID, &err)
-	spec.Layers = r.Layers
+	spec.Layers, spec.Account = r.Layers, r.Account
 	img := image.Image{Rootfs: r.Rootfs, Env: r.Base}
 	if r.Rootfs == "" { // made by an older version
 		if img, err = l.images.Find(cmp.Or(r.Image, spec.Image)); err != nil {
@@ -103,7 +103,7 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 // letSudo lets the box's user use sudo, also if it is installed later. An image or a box may have anything in the place of the file; the
 // box then starts without.
 func (l *Launcher) letSudo(root *rootfs.Root, spec Spec) {
-	if err := root.LetSudo(); err != nil {
+	if err := root.LetSudo(spec.Account); err != nil {
 		l.log.Warn("sudo in a box asks for a password", zap.String("box", string(spec.ID)), zap.Error(err))
 	}
 }
@@ -111,7 +111,7 @@ func (l *Launcher) letSudo(root *rootfs.Root, spec Spec) {
 // writeRestartedRoot changes only the files that the box needs to start, and its certificates, which it reports; the rest of the root
 // stays as the box left it.
 func (l *Launcher) writeRestartedRoot(root *rootfs.Root, spec Spec) (trusts bool, err error) {
-	if err := root.PrepareRestart(); err != nil || len(spec.Roots) == 0 {
+	if err := root.PrepareRestart(spec.Account); err != nil || len(spec.Roots) == 0 {
 		return false, err
 	}
 	if err := root.Trust(spec.CA, spec.Roots); err != nil {

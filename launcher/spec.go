@@ -53,6 +53,7 @@ type Spec struct {
 	Layers   []string          // layers of a snapshot, the lowest first, see [Launcher.Capture]; they have their own image
 	Size     Size              // empty: small
 	Env      map[string]string // set for every command; wins over the launcher's own variables
+	Account  Account           // the box's ordinary user; the zero value is boxuser in /workspace/home
 	Hostname string            // empty: the ID
 	CA       []byte            // PEM certificates of the gateway, trusted in addition to public roots, also for SSH; may be empty
 	Roots    []byte            // PEM certificates trusted by the box like public roots; may be empty
@@ -61,6 +62,9 @@ type Spec struct {
 	Agents   []byte            // introduction for agents, written to /etc/boxgate/AGENTS.md; may be empty
 	Files    []HomeFile        // of the box's user, written once when the box is made
 }
+
+// Account is the name and the home directory of a box's ordinary user.
+type Account = rootfs.Account
 
 // HomeFile is a file of the box's user.
 type HomeFile = rootfs.HomeFile
@@ -73,7 +77,7 @@ type ExecSpec struct {
 	Args []string          // program and arguments; the program is looked up in the box's PATH
 	Env  map[string]string // added to the box's environment, and wins
 	Cwd  string            // relative to the home directory; empty: the home directory
-	// User is boxuser if empty; else "boxuser", "root", "UID" or "UID:GID" inside the box.
+	// User is the box's ordinary user if empty, or "boxuser", or the user's name; else "root", "UID" or "UID:GID" inside the box.
 	User string
 
 	// The streams may be nil: standard input is then empty, output discarded. If a Stdin is still being read when the
@@ -141,6 +145,9 @@ func (s Spec) check() error {
 		return err
 	}
 	if _, err := s.Size.limits(); err != nil {
+		return err
+	}
+	if err := s.Account.Check(); err != nil {
 		return err
 	}
 	if s.Hostname != "" && !validHostname.MatchString(s.Hostname) {

@@ -38,6 +38,8 @@ type Box struct {
 	Labels       []string      `json:"labels,omitempty"`
 	KeepAlive    bool          `json:"keep_alive,omitempty"`
 	InitCommand  string        `json:"init_command,omitempty"`
+	User         string        `json:"user,omitempty"` // name of its ordinary user; "": the launcher's default
+	Home         string        `json:"home,omitempty"` // that user's home directory; "": the launcher's default
 	Ephemeral    bool          `json:"ephemeral,omitempty"`
 	Attached     *Attached     `json:"attached,omitempty"` // set: the box was attached, not launched
 	CreatedAt    time.Time     `json:"created_at"`

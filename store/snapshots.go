@@ -34,6 +34,8 @@ type Snapshot struct {
 	Image   string            `json:"image,omitempty"`
 	Runtime string            `json:"runtime,omitempty"`
 	BoxSize string            `json:"box_size,omitempty"`
+	User    string            `json:"user,omitempty"` // as in [Box]
+	Home    string            `json:"home,omitempty"`
 	Policy  policy.Spec       `json:"policy"`
 	Named   string            `json:"named,omitempty"` // the named policy that the box followed; may be ""
 	Limits  BoxLimits         `json:"limits,omitzero"`
@@ -45,6 +47,7 @@ type Snapshot struct {
 // Of returns the snapshot with the state of a box and its policy, without header rules.
 func (s Snapshot) Of(b Box, p Policy) Snapshot {
 	s.Box, s.CreatedBy, s.Image, s.Runtime, s.BoxSize, s.Policy, s.Named = b.ID, b.CreatedBy, b.Image, b.Runtime, b.Size, p.Spec, p.Named
+	s.User, s.Home = b.User, b.Home
 	s.Limits, s.Env, s.Secrets, s.Extra = b.Limits, toPlain(b.Env), toPlain(b.Secrets), b.Extra
 	return s
 }

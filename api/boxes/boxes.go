@@ -228,6 +228,8 @@ type boxView struct {
 	Size           string            `json:"size"`
 	Runtime        string            `json:"runtime,omitempty"`
 	KeepAlive      bool              `json:"keep_alive"`
+	User           string            `json:"user,omitempty" doc:"name of the box's ordinary user; absent: an attached box"`
+	Home           string            `json:"home,omitempty" doc:"home and working directory of that user" example:"/workspace/home"`
 	Status         api.Status        `json:"status"`
 	Error          string            `json:"error,omitempty"`
 	Progress       string            `json:"progress,omitempty" doc:"progress of pulling or building the box's image, while status is creating"`
@@ -282,6 +284,9 @@ func viewBox(b api.Box) boxView {
 	v.InputTokens, v.OutputTokens = b.Hosted.Totals.InputTokens, b.Hosted.Totals.OutputTokens
 	if m := b.Usage.Models; m.Requests > 0 {
 		v.InputTokens, v.OutputTokens = rest.Tokens(llm.Add(m.Input, llm.Add(m.CacheRead, m.CacheWrite))), rest.Tokens(m.Output)
+	}
+	if b.Attached == nil {
+		v.User, v.Home = b.UserName(), b.HomeDir()
 	}
 	if l, audited := b.Policy.Audit(); audited {
 		v.AuditedUntil = l.ExpiresAt.Unix()

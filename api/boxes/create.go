@@ -29,6 +29,8 @@ type createBody struct {
 	Runtime       string            `json:"runtime,omitempty"`
 	KeepAlive     bool              `json:"keep_alive,omitempty"`
 	InitCommand   string            `json:"init_command,omitempty" doc:"only with keep_alive"`
+	User          string            `json:"user,omitempty" doc:"name of the box's ordinary user, whose ID is 1000; absent: boxuser" example:"user"`
+	Home          string            `json:"home,omitempty" doc:"that user's home and working directory, one directory below /home or /workspace; absent: /workspace/home" example:"/home/user"`
 	Ephemeral     bool              `json:"ephemeral,omitempty"`
 	TTL           *int64            `json:"ttl,omitempty" doc:"seconds; only with ephemeral" min:"1" max:"259200" example:"3600"`
 	EnvVars       map[string]string `json:"env_vars,omitempty" doc:"never returned"`
@@ -75,7 +77,7 @@ func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, er
 	var p problem.List
 	req := api.CreateRequest{
 		Name: b.Name, Labels: b.Labels, Size: b.Size, Runtime: b.Runtime, KeepAlive: b.KeepAlive,
-		InitCommand: b.InitCommand, Ephemeral: b.Ephemeral, TTL: b.ttl(&p),
+		InitCommand: b.InitCommand, User: b.User, Home: b.Home, Ephemeral: b.Ephemeral, TTL: b.ttl(&p),
 	}
 	b.checkNames(&p)
 	if req.Size == "" {
@@ -177,6 +179,8 @@ func (b *createBody) checkNames(p *problem.List) {
 	if b.Runtime != "" && !runtimePat.MatchString(b.Runtime) {
 		p.Add("/runtime", "is not the name of a runtime")
 	}
+	spec.UserName(p, "/user", b.User)
+	spec.Home(p, "/home", b.Home)
 	spec.Text(p, "/init_command", b.InitCommand, 64<<10, true)
 }
 
@@ -366,6 +370,9 @@ func describeCreate(b api.Box, req api.CreateRequest) *rest.Change {
 	}
 	if b.Policy.Named != "" {
 		what["named_policy"] = b.Policy.Named
+	}
+	if b.User != "" || b.Home != "" {
+		what["user"], what["home"] = b.UserName(), b.HomeDir()
 	}
 	if b.Attached != nil {
 		what["attached"] = b.Attached.Kind

@@ -76,9 +76,9 @@ func (e *Endpoints) Routes() []rest.Route {
 // execBody is a command to run.
 type execBody struct {
 	Command []string          `json:"command" doc:"program and arguments; executed without a shell" min:"1" example:"[\"ls\",\"-l\"]"`
-	Folder  string            `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
+	Folder  string            `json:"folder,omitempty" doc:"working directory, absolute or below the home directory"`
 	Timeout *int64            `json:"timeout,omitempty" doc:"milliseconds after which the command is killed" min:"1" max:"604800000" example:"30000"`
-	User    string            `json:"user,omitempty" doc:"boxuser (the default), root, or the IDs UID or UID:GID of the box; an extension" example:"root"`
+	User    string            `json:"user,omitempty" doc:"the box's ordinary user (the default), by its name or as boxuser; root; or the IDs UID or UID:GID of the box; an extension" example:"root"`
 	Env     map[string]string `json:"env,omitempty" doc:"variables besides those of the box; never returned" example:"{\"CI\":\"1\"}"`
 }
 
@@ -92,10 +92,10 @@ type execView struct {
 	Truncated bool   `json:"truncated,omitempty" doc:"output or error was cut off, and ends with a line in brackets about that"`
 }
 
-func (b *execBody) request() (api.ExecRequest, error) {
+func (b *execBody) request(box api.Box) (api.ExecRequest, error) {
 	var p problem.List
 	spec.Command(&p, "/command", b.Command)
-	dir, user := spec.Folder(&p, "/folder", b.Folder), spec.User(&p, "/user", b.User)
+	dir, user := spec.Folder(&p, "/folder", box.HomeDir(), b.Folder), spec.User(&p, "/user", box.UserName(), b.User)
 	if b.Timeout != nil && (*b.Timeout < 1 || *b.Timeout > 7*24*3600*1000) {
 		p.Add("/timeout", "must be between 1 and 604800000 milliseconds")
 	}
@@ -121,7 +121,7 @@ func (e *Endpoints) readCommand(w http.ResponseWriter, r *http.Request) (*comman
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return nil, err
 	}
-	req, err := body.request()
+	req, err := body.request(box)
 	if err != nil {
 		return nil, err
 	}
@@ -267,7 +267,7 @@ func (e *Endpoints) buffered(read reader) rest.Handler {
 type codeBody struct {
 	Code     string `json:"code" example:"console.log(1 + 2)"`
 	Language string `json:"language" enum:"js ts python"`
-	Folder   string `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
+	Folder   string `json:"folder,omitempty" doc:"working directory, absolute or below the home directory"`
 	Timeout  *int64 `json:"timeout,omitempty" doc:"milliseconds after which the code is killed" min:"1" max:"604800000" example:"30000"`
 }
 
@@ -338,7 +338,7 @@ func (e *Endpoints) readCode(w http.ResponseWriter, r *http.Request) (*command, 
 	}
 	mark := "boxgate-" + rand.Text() + ": "
 	asCommand := execBody{Command: []string{"sh", "-c", script, "boxgate", mark}, Folder: body.Folder, Timeout: body.Timeout}
-	req, err := asCommand.request()
+	req, err := asCommand.request(box)
 	if err != nil {
 		return nil, err
 	}

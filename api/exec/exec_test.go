@@ -1,6 +1,7 @@
 package exec
 
 import (
+	"boxgate/api"
 	"bytes"
 	"net/netip"
 	"testing"
@@ -23,7 +24,7 @@ func FuzzExec(f *testing.F) {
 		if strict.Unmarshal(body, &in) != nil {
 			return
 		}
-		req, err := in.request()
+		req, err := in.request(api.Box{})
 		if err == nil && (len(req.Command) == 0 || req.Command[0] == "" || req.Dir[0] != '/') {
 			t.Errorf("%q was accepted as %+v", body, req)
 		}

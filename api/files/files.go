@@ -14,7 +14,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"boxgate/api"
 	"boxgate/api/capture"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
@@ -154,11 +153,11 @@ func (e *Endpoints) decodePath(w http.ResponseWriter, r *http.Request, body any,
 	if err := e.Bodies.Decode(w, r, body); err != nil {
 		return "", err
 	}
-	return resolve("path", *path, false)
+	return e.resolve(r, "path", *path, false)
 }
 
 type readQuery struct {
-	Path     string `json:"path" doc:"absolute, or below /workspace/home" example:"src/main.py"`
+	Path     string `json:"path" doc:"absolute, or below the home directory" example:"src/main.py"`
 	Encoding string `json:"encoding,omitempty" doc:"absent: text; bytes that are not UTF-8 become U+FFFD" enum:"base64"`
 	Offset   int64  `json:"offset,omitempty" doc:"first byte to read" min:"0"`
 	Length   *int64 `json:"length,omitempty" doc:"maximum number of bytes to read; absent: to the end of the file" min:"0" example:"4096"`
@@ -175,7 +174,7 @@ func (e *Endpoints) read(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	if err := rest.Query(r, &q); err != nil {
 		return rest.Reply{}, err
 	}
-	path, err := resolve("path", q.Path, false)
+	path, err := e.resolve(r, "path", q.Path, false)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -226,7 +225,7 @@ func readAnswer(data []byte, encoding string, size int64) readView {
 }
 
 type writeBody struct {
-	Path     string `json:"path" doc:"absolute, or below /workspace/home" example:"src/main.py"`
+	Path     string `json:"path" doc:"absolute, or below the home directory" example:"src/main.py"`
 	Content  string `json:"content"`
 	Encoding string `json:"encoding,omitempty" doc:"encoding of content; absent: text" enum:"base64"`
 }
@@ -253,16 +252,16 @@ func (e *Endpoints) write(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 }
 
 type folderQuery struct {
-	Folder string `json:"folder,omitempty" doc:"absolute, or below /workspace/home; absent: /workspace/home" example:"src"`
+	Folder string `json:"folder,omitempty" doc:"absolute, or below the home directory; absent: the home directory" example:"src"`
 }
 
 // folder parses the query of a call for a folder.
-func folder(r *http.Request) (string, error) {
+func (e *Endpoints) folder(r *http.Request) (string, error) {
 	var q folderQuery
 	if err := rest.Query(r, &q); err != nil {
 		return "", err
 	}
-	return resolve("folder", q.Folder, true)
+	return e.resolve(r, "folder", q.Folder, true)
 }
 
 type listView struct {
@@ -280,7 +279,7 @@ type entryView struct {
 }
 
 func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	dir, err := folder(r)
+	dir, err := e.folder(r)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -327,7 +326,7 @@ func viewList(dir string, infos []Info) (view listView, cost int) {
 func modTime(info Info) string { return time.Unix(0, info.Time).UTC().Format(time.RFC3339) }
 
 type statQuery struct {
-	Path   string `json:"path" doc:"absolute, or below /workspace/home" example:"src/main.py"`
+	Path   string `json:"path" doc:"absolute, or below the home directory" example:"src/main.py"`
 	Follow bool   `json:"follow,omitempty" doc:"describe the target of a symbolic link"`
 }
 
@@ -345,7 +344,7 @@ func (e *Endpoints) stat(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	if err := rest.Query(r, &q); err != nil {
 		return rest.Reply{}, err
 	}
-	path, err := resolve("path", q.Path, false)
+	path, err := e.resolve(r, "path", q.Path, false)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -385,11 +384,11 @@ func (e *Endpoints) rename(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
-	from, err := resolve("from", body.From, false)
+	from, err := e.resolve(r, "from", body.From, false)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	to, err := resolve("to", body.To, false)
+	to, err := e.resolve(r, "to", body.To, false)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -413,19 +412,28 @@ func (e *Endpoints) remove(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 // maxPath is the longest path that the kernel accepts.
 const maxPath = 4095
 
-// resolve makes a path absolute. It leaves ".." to the box, because the part before it may be a link. If empty is set, an
-// empty path stands for the workspace.
-func resolve(name, text string, empty bool) (string, error) {
+// resolve makes a path of the box in the path of a request absolute, see [resolve].
+func (e *Endpoints) resolve(r *http.Request, name, text string, empty bool) (string, error) {
+	box, err := rest.Box(r, e.Boxes)
+	if err != nil {
+		return "", err
+	}
+	return resolve(box.HomeDir(), name, text, empty)
+}
+
+// resolve makes a path absolute, from the home directory of the box's user. It leaves ".." to the box, because the part before it may be
+// a link. If empty is set, an empty path stands for the home directory.
+func resolve(home, name, text string, empty bool) (string, error) {
 	switch {
 	case text == "" && empty:
-		return api.Workspace, nil
+		return home, nil
 	case text == "":
-		return "", problem.Invalid("/"+name, "is missing: name a file of the box, absolute or below %s", api.Workspace)
+		return "", problem.Invalid("/"+name, "is missing: name a file of the box, absolute or below %s", home)
 	case strings.ContainsRune(text, 0):
 		return "", problem.Invalid("/"+name, "must not contain NUL")
 	}
 	if !strings.HasPrefix(text, "/") {
-		text = api.Workspace + "/" + text
+		text = home + "/" + text
 	}
 	if len(text) > maxPath {
 		return "", problem.Invalid("/"+name, "has %d bytes; the limit is %d", len(text), maxPath)

@@ -237,7 +237,7 @@ func FuzzResolve(f *testing.F) {
 		f.Add(path)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		got, err := resolve("path", text, false)
+		got, err := resolve(api.Workspace, "path", text, false)
 		if err != nil {
 			return
 		}

@@ -23,7 +23,7 @@ const (
 
 // uploadForm is the form of an upload. The n-th part paths belongs to the n-th part files and precedes it.
 type uploadForm struct {
-	Paths []string `json:"paths" doc:"where to write each file: absolute, or below /workspace/home"`
+	Paths []string `json:"paths" doc:"where to write each file: absolute, or below the home directory"`
 	Files []string `json:"files" doc:"the files" format:"binary"`
 }
 
@@ -37,10 +37,14 @@ func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err != nil {
 		return rest.Reply{}, problem.Refuse(http.StatusUnsupportedMediaType, "the body must be a form; send Content-Type: multipart/form-data")
 	}
-	return e.with(r, func(files Files) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Boxes)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return e.open(r.Context(), box.ID, func(files Files) (rest.Reply, error) {
 		view := uploadView{Files: []pathView{}}
 		for {
-			path, part, err := nextFile(form)
+			path, part, err := nextFile(form, box.HomeDir())
 			if errors.Is(err, io.EOF) {
 				if len(view.Files) == 0 {
 					return rest.Reply{}, problem.Invalid("/files", "is missing: the form has no part; send parts paths and files")
@@ -61,8 +65,8 @@ func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	})
 }
 
-// nextFile returns the next file of a form with its path, or io.EOF at the end of the form.
-func nextFile(form *multipart.Reader) (string, *multipart.Part, error) {
+// nextFile returns the next file of a form with its path, or io.EOF at the end of the form. home is where relative paths begin.
+func nextFile(form *multipart.Reader, home string) (string, *multipart.Part, error) {
 	part, err := form.NextPart()
 	if err != nil {
 		return "", nil, formError(err)
@@ -74,7 +78,7 @@ func nextFile(form *multipart.Reader) (string, *multipart.Part, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	path, err := resolve("paths", string(text), false)
+	path, err := resolve(home, "paths", string(text), false)
 	if err != nil {
 		return "", nil, err
 	}
@@ -124,7 +128,7 @@ func bodyError(err error) error {
 
 // unpack handles POST unpack: it extracts a tar archive.
 func (e *Endpoints) unpack(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	dir, err := folder(r)
+	dir, err := e.folder(r)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -137,7 +141,7 @@ func (e *Endpoints) unpack(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 
 // download handles GET download: a file is sent unchanged, a folder as a tar archive.
 func (e *Endpoints) download(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	path, err := folder(r)
+	path, err := e.folder(r)
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -81,7 +81,7 @@ func (e *Endpoints) Routes() []rest.Route {
 }
 
 type folderQuery struct {
-	Folder string `json:"folder,omitempty" doc:"directory of the repository, absolute or below /workspace/home; absent: /workspace/home" example:"app"`
+	Folder string `json:"folder,omitempty" doc:"directory of the repository, absolute or below the home directory; absent: the home directory" example:"app"`
 }
 
 // query returns the repository given in the query of a request.
@@ -106,7 +106,7 @@ func outputReply(p result) rest.Reply {
 type cloneBody struct {
 	Repo        string `json:"repo" doc:"an address, or owner/name for GitHub" example:"https://github.com/acme/app"`
 	Branch      string `json:"branch,omitempty"`
-	Folder      string `json:"folder,omitempty" doc:"target directory, absolute or below /workspace/home; absent: a new directory with the name of the repository"`
+	Folder      string `json:"folder,omitempty" doc:"target directory, absolute or below the home directory; absent: a new directory with the name of the repository"`
 	Depth       *int64 `json:"depth,omitempty" doc:"number of commits of history to fetch; absent: all" min:"1" max:"2147483647" example:"1"`
 	GitHubToken string `json:"github_token,omitempty" doc:"becomes header rules of the box for github.com and api.github.com; never returned"`
 }
@@ -421,7 +421,7 @@ func (e *Endpoints) open(r *http.Request, folder string) (repository, error) {
 	}
 	dir := path.Clean(folder)
 	if !path.IsAbs(dir) {
-		dir = path.Join(api.Workspace, dir)
+		dir = path.Join(box.HomeDir(), dir)
 	}
 	answer, err := e.Output.Open(r.Context(), box.ID)
 	return repository{e, r.Context(), box.ID, dir, answer}, err

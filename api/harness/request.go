@@ -29,7 +29,7 @@ import (
 // runBody is a run of an agent. If the files come from a disk, the SDK sends it as multipart/form-data.
 type runBody struct {
 	Prompt       string      `json:"prompt" doc:"passed to the harness as -p" example:"Fix the failing test"`
-	Folder       string      `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
+	Folder       string      `json:"folder,omitempty" doc:"working directory, absolute or below the home directory"`
 	JSONSchema   freeForm    `json:"json_schema,omitempty" doc:"schema of the answer; passed to the harness in JSON_SCHEMA"`
 	AgentOptions freeForm    `json:"agent_options,omitempty" doc:"passed to the harness in AGENT_OPTIONS"`
 	Files        []fileBody  `json:"files,omitempty" doc:"passed to the harness as JSON in the file PROMPT_FILES_PATH; at most 10 of at most 10 MiB"`
@@ -126,7 +126,7 @@ func (e *Endpoints) read(w http.ResponseWriter, r *http.Request) (*job, error) {
 func (j *job) prepare(model string) {
 	h := j.box.Hosted
 	j.model = cmp.Or(model, h.Model, defaultModel)
-	j.request = api.ExecRequest{Dir: j.body.dir(), Env: j.body.environment()}
+	j.request = api.ExecRequest{Dir: j.body.dir(j.box), Env: j.body.environment()}
 	if !agents.IsBuiltIn(h.Agent) {
 		return
 	}
@@ -199,11 +199,11 @@ func (h *webhookBody) check(p *problem.List) {
 	}
 }
 
-func (b *runBody) dir() string {
+func (b *runBody) dir(box api.Box) string {
 	if path.IsAbs(b.Folder) {
 		return path.Clean(b.Folder)
 	}
-	return path.Join(api.Workspace, b.Folder)
+	return path.Join(box.HomeDir(), b.Folder)
 }
 
 // environment returns the variables of the protocol.

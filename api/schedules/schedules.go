@@ -103,7 +103,7 @@ func (e *Endpoints) add(w http.ResponseWriter, r *http.Request) (rest.Reply, err
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
-	s, err := body.spec()
+	s, err := body.spec(box)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -154,7 +154,7 @@ func (e *Endpoints) change(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 		return rest.Reply{}, err
 	}
 	return e.edit(r, "changed", func(ctx context.Context, box api.Box, id string) (Schedule, error) {
-		return e.Host.ChangeSchedule(ctx, box.ID, id, body.apply)
+		return e.Host.ChangeSchedule(ctx, box.ID, id, func(s *Spec) error { return body.apply(box, s) })
 	})
 }
 
@@ -235,7 +235,7 @@ type scheduleBody struct {
 	TimeZone       string            `json:"time_zone,omitempty" doc:"name in the IANA database; absent: UTC" example:"Europe/Berlin"`
 	Command        []string          `json:"command,omitempty" doc:"program and arguments; for type exec"`
 	Prompt         string            `json:"prompt,omitempty" doc:"for type prompt"`
-	Folder         string            `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
+	Folder         string            `json:"folder,omitempty" doc:"working directory, absolute or below the home directory"`
 	Model          string            `json:"model,omitempty"`
 	AgentOptions   options           `json:"agent_options,omitzero" doc:"an object; for type prompt"`
 	Timeout        int64             `json:"timeout,omitempty" doc:"milliseconds after which a run is killed; absent: an hour" max:"604800000"`
@@ -243,10 +243,10 @@ type scheduleBody struct {
 	WebhookHeaders map[string]string `json:"webhook_headers,omitempty" doc:"returned in responses, so put secrets into header rules instead"`
 }
 
-func (b *scheduleBody) spec() (Spec, error) {
+func (b *scheduleBody) spec(box api.Box) (Spec, error) {
 	var p problem.List
 	s := Spec{
-		Type: b.Type, Cron: b.Cron, TimeZone: b.TimeZone, Command: b.Command, Prompt: b.Prompt, Folder: spec.Folder(&p, "/folder", b.Folder),
+		Type: b.Type, Cron: b.Cron, TimeZone: b.TimeZone, Command: b.Command, Prompt: b.Prompt, Folder: spec.Folder(&p, "/folder", box.HomeDir(), b.Folder),
 		Model: b.Model, Timeout: milliseconds(&p, b.Timeout), WebhookURL: b.WebhookURL, WebhookHeaders: b.WebhookHeaders,
 	}
 	s.AgentOptions = b.AgentOptions.object(&p)
@@ -269,7 +269,7 @@ type scheduleChangeBody struct {
 }
 
 // apply applies the change and validates the result.
-func (b *scheduleChangeBody) apply(s *Spec) error {
+func (b *scheduleChangeBody) apply(box api.Box, s *Spec) error {
 	var p problem.List
 	replace(&s.Cron, b.Cron)
 	replace(&s.TimeZone, b.TimeZone)
@@ -279,7 +279,7 @@ func (b *scheduleChangeBody) apply(s *Spec) error {
 	replace(&s.WebhookURL, b.WebhookURL)
 	replace(&s.WebhookHeaders, b.WebhookHeaders)
 	if b.Folder != nil {
-		s.Folder = spec.Folder(&p, "/folder", *b.Folder)
+		s.Folder = spec.Folder(&p, "/folder", box.HomeDir(), *b.Folder)
 	}
 	if b.Timeout != nil {
 		s.Timeout = milliseconds(&p, *b.Timeout)

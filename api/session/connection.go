@@ -56,7 +56,7 @@ func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 		return rest.Reply{Written: true}, nil
 	}
 	defer c.close()
-	s, err := e.readStart(c, box.ID, leave)
+	s, err := e.readStart(c, box, leave)
 	if err != nil {
 		leave()
 		c.refuse(err)
@@ -78,7 +78,7 @@ func checkHandshake(r *http.Request) error {
 }
 
 // readStart reads the start frame and begins the requested session; releaseSlot releases its slot.
-func (e *Endpoints) readStart(c *connection, box policy.BoxID, releaseSlot func()) (*session, error) {
+func (e *Endpoints) readStart(c *connection, box api.Box, releaseSlot func()) (*session, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, startTimeout)
 	defer cancel()
 	data, release, err := c.read(ctx)
@@ -473,7 +473,7 @@ func parseFrame(data []byte) (fromClient, error) {
 var loginShell = []string{"sh", "-c", `command -v bash >/dev/null && exec bash -lc "$1"; exec sh -lc "$1"`, "sh"}
 
 // request converts a start frame into a request and the prompt for the history.
-func (f *fromClient) request() (api.SessionRequest, string, error) {
+func (f *fromClient) request(box api.Box) (api.SessionRequest, string, error) {
 	var p problem.List
 	req := api.SessionRequest{Command: f.Argv, Dir: path.Clean(f.Cwd)}
 	prompt := strings.Join(f.Argv, " ")
@@ -487,10 +487,10 @@ func (f *fromClient) request() (api.SessionRequest, string, error) {
 		p.Add("/argv", "must name a program, unless cmd has a line for a shell")
 	}
 	if !path.IsAbs(req.Dir) {
-		req.Dir = path.Join(api.Workspace, req.Dir)
+		req.Dir = path.Join(box.HomeDir(), req.Dir)
 	}
 	checkStrings(&p, req.Command, f.Cwd)
-	req.Env, req.User = f.environment(&p), spec.User(&p, "/user", f.User)
+	req.Env, req.User = f.environment(&p), spec.User(&p, "/user", box.UserName(), f.User)
 	if f.TTY {
 		req.Terminal = &api.TerminalSize{Rows: f.dimension(&p, "/rows", f.Rows, 24), Cols: f.dimension(&p, "/cols", f.Cols, 80)}
 	}

@@ -112,14 +112,14 @@ type session struct {
 }
 
 // newSession creates a session and starts its command in the background. The session ends with the command, not with ctx.
-func (e *Endpoints) newSession(ctx context.Context, box policy.BoxID, f *fromClient, release func()) (*session, error) {
-	req, prompt, err := f.request()
+func (e *Endpoints) newSession(ctx context.Context, box api.Box, f *fromClient, release func()) (*session, error) {
+	req, prompt, err := f.request(box)
 	if err != nil {
 		return nil, err
 	}
 	ctx, kill := context.WithCancelCause(context.WithoutCancel(ctx))
 	s := &session{
-		box: box, reattach: f.Reattach, acks: f.Reattach || f.AckInput, out: newOutbox(), kill: kill,
+		box: box.ID, reattach: f.Reattach, acks: f.Reattach || f.AckInput, out: newOutbox(), kill: kill,
 		started: make(chan struct{}), done: make(chan struct{}),
 	}
 	s.in = newInbox(s.acks, &e.open.input)

@@ -121,33 +121,53 @@ func Command(p *problem.List, at string, command []string) {
 	}
 }
 
-// Folder returns a working directory as an absolute path. One that is not absolute is below [api.Workspace].
-func Folder(p *problem.List, at, folder string) string {
+// Folder returns a working directory as an absolute path. One that is not absolute is below the home directory of the box's user.
+func Folder(p *problem.List, at, home, folder string) string {
 	if strings.ContainsRune(folder, 0) || len(folder) > 4095 {
 		p.Add(at, "is not a path")
 	}
 	if dir := path.Clean(folder); path.IsAbs(dir) {
 		return dir
 	}
-	return path.Join(api.Workspace, folder)
+	return path.Join(home, folder)
 }
 
-// validUser matches the users that a command may run as. The launcher looks up no other names, because the box can write its own
-// user database.
+// validUser matches the users that a command may run as, besides the box's own. The launcher looks up no other names, because the box
+// can write its own user database.
 var validUser = lazyregexp.New(`^(boxuser|root|[0-9]{1,5}(:[0-9]{1,5})?)?$`)
 
-// User checks the user of a command: boxuser, root, or IDs below 65536, as UID or UID:GID. Empty is boxuser.
-func User(p *problem.List, at, user string) string {
-	valid := validUser.MatchString(user)
+// User checks the user of a command: the name of the box's ordinary user, boxuser, root, or IDs below 65536, as UID or UID:GID. Empty is
+// the ordinary user, and so is boxuser.
+func User(p *problem.List, at, ordinary, user string) string {
+	valid := user == ordinary || validUser.MatchString(user)
 	for id := range strings.SplitSeq(user, ":") {
 		if n, err := strconv.Atoi(id); err == nil && n >= 1<<16 {
 			valid = false
 		}
 	}
 	if !valid {
-		p.Add(at, "must be boxuser, root, or IDs below 65536 as UID or UID:GID; other names are not looked up")
+		p.Add(at, "must be %s, root, or IDs below 65536 as UID or UID:GID; other names are not looked up", ordinary)
 	}
 	return user
+}
+
+var (
+	validName = lazyregexp.New(`^[a-z_][a-z0-9_-]{0,31}$`)
+	validHome = lazyregexp.New(`^/(home|workspace)/[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$`)
+)
+
+// UserName checks the name of the ordinary user of a new box; empty is the default.
+func UserName(p *problem.List, at, name string) {
+	if name == "root" || name != "" && !validName.MatchString(name) {
+		p.Add(at, "must be 1 to 32 lower-case letters, digits, '-' or '_', beginning with a letter or '_', and not root")
+	}
+}
+
+// Home checks the home directory of the ordinary user of a new box; empty is the default.
+func Home(p *problem.List, at, dir string) {
+	if dir != "" && !validHome.MatchString(dir) {
+		p.Add(at, "must be one directory below /home or /workspace, such as /home/user: letters, digits, '.', '-' and '_' only")
+	}
 }
 
 // githubToken matches tokens of GitHub, including likely future forms.

@@ -311,7 +311,7 @@ func (p *provisioning) launchSpec() launcher.Spec {
 	}
 	return launcher.Spec{
 		ID: r.ID, Image: r.Image, Layers: r.Layers, Size: launcher.Size(r.Size), CA: p.ca.CertificatePEM(), Roots: p.roots,
-		Hostname: hostnameOf(r), Git: usage.GitIdentityOf(p.box.Hosted), DNS: p.dns, Agents: p.agents, Files: files,
+		Hostname: hostnameOf(r), Account: launcher.Account{Name: r.User, Home: r.Home}, Git: usage.GitIdentityOf(p.box.Hosted), DNS: p.dns, Agents: p.agents, Files: files,
 	}
 }
 

@@ -109,7 +109,7 @@ type origin struct {
 	layers []string // on top of the image, lowest first
 }
 
-// inherit fills in a request for a box from a snapshot: the size, policy, limits and fields of the hosted product that
+// inherit fills in a request for a box from a snapshot: the size, user, policy, limits and fields of the hosted product that
 // the request leaves out, and the variables that it does not set. Header rules are not inherited: the creator of the box
 // decides which secrets it may use.
 func (s *Snapshots) inherit(ctx context.Context, req *api.CreateRequest) (origin, error) {
@@ -136,6 +136,7 @@ func (s *Snapshots) inherit(ctx context.Context, req *api.CreateRequest) (origin
 	req.Hosted = req.Hosted.Or(hosted)
 	req.Limits = s.limits(ctx, api.BoxLimits(r.Limits), req)
 	req.Size, req.Runtime = cmp.Or(req.Size, r.BoxSize), r.Runtime
+	req.User, req.Home = cmp.Or(req.User, r.User), cmp.Or(req.Home, r.Home)
 	if req.Policy.Mode == "" && req.Named == "" {
 		req.Policy, req.Named = r.Policy, r.Named
 	}

@@ -226,7 +226,7 @@ const (
 
 // requestOf returns the request for a command, which starts in the home directory.
 func requestOf(c sshd.Command) api.SessionRequest {
-	req := api.SessionRequest{Command: []string{"sh", "-c", loginShell}, Dir: api.Workspace, Env: maps.Clone(c.Env)}
+	req := api.SessionRequest{Command: []string{"sh", "-c", loginShell}, Env: maps.Clone(c.Env)}
 	if c.Line != "" {
 		req.Command = []string{"sh", "-c", lineShell, "sh", c.Line}
 	}

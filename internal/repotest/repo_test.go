@@ -118,7 +118,7 @@ launcher/container: launcher/namespace
 launcher/enter: launcher/container launcher/launchertest launcher/process
 launcher/disk:
 launcher/files:
-launcher/rootfs: launcher/files launcher/namespace launcher/launchertest
+launcher/rootfs: internal/lazyregexp launcher/files launcher/namespace launcher/launchertest
 launcher/image/agents:
 launcher/image: launcher/disk launcher/files launcher/launchertest
 launcher/launchertest:

@@ -4,6 +4,7 @@
 package boxfs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ import (
 type Config struct {
 	Root     *os.File // the root of the box; the session does not close it
 	UID, GID int      // of the box's user, on the host; never 0
+	Home     string   // the home directory of the box's user; empty: [worker.Home]
 	// Join puts a process into the control groups of the box. It is called before the process does any work.
 	Join func(pid int) error
 }
@@ -82,7 +84,7 @@ func (s *Session) start(cfg Config, program string) error {
 	defer itsOut.Close()
 	s.in, s.out = in, out
 	s.cmd = &exec.Cmd{
-		Path: "/proc/self/exe", Args: []string{program, strconv.Itoa(cfg.UID), strconv.Itoa(cfg.GID)},
+		Path: "/proc/self/exe", Args: []string{program, strconv.Itoa(cfg.UID), strconv.Itoa(cfg.GID), cmp.Or(cfg.Home, worker.Home)},
 		// The Go runtime must not look at the control groups of the host, which takes descriptors.
 		Env: []string{"GOMAXPROCS=1", "GODEBUG=containermaxprocs=0,updatemaxprocs=0", "GOTRACEBACK=none"}, Dir: "/",
 		Stdin: itsIn, Stdout: itsOut, Stderr: s.stderr, ExtraFiles: []*os.File{cfg.Root},

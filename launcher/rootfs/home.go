@@ -12,27 +12,27 @@ import (
 
 // HomeFile is a file of the box's user, only readable by that user.
 type HomeFile struct {
-	Path string // relative to [Home], in plain form
+	Path string // relative to the home directory, in plain form
 	Data []byte
 }
 
 // writeHome writes files into the home directory. The root may be the work of another box of the same user, from a snapshot:
 // below the file system's root no link is followed, since a link to a file of the box's root would give it to the box's user.
 // Whatever is in the way of a directory or a file is moved aside.
-func (b *Root) writeHome(files []HomeFile) error {
+func (b *Root) writeHome(account Account, files []HomeFile) error {
 	for _, f := range files {
 		if !fs.ValidPath(f.Path) || f.Path == "." {
 			return fmt.Errorf("%q is not a path below the home directory", f.Path)
 		}
-		if err := b.writeHomeFile(path.Join(strings.TrimPrefix(Home, "/"), f.Path), f.Data); err != nil {
+		if err := b.writeHomeFile(account, path.Join(strings.TrimPrefix(account.HomeDir(), "/"), f.Path), f.Data); err != nil {
 			return fmt.Errorf("%s: %w", f.Path, err)
 		}
 	}
 	return nil
 }
 
-func (b *Root) writeHomeFile(p string, data []byte) error {
-	dir := ""
+func (b *Root) writeHomeFile(account Account, p string, data []byte) error {
+	dir, above := "", account.directories()[0]
 	for part := range strings.SplitSeq(path.Dir(p), "/") {
 		dir = path.Join(dir, part)
 		if fi, err := b.root.Lstat(dir); err == nil && fi.IsDir() {
@@ -44,7 +44,11 @@ func (b *Root) writeHomeFile(p string, data []byte) error {
 		if err := b.root.Mkdir(dir, 0o755); err != nil {
 			return err
 		}
-		if err := b.setOwner(dir, 0o755, UID); err != nil {
+		owner := UID
+		if "/"+dir == above.name {
+			owner = above.owner
+		}
+		if err := b.setOwner(dir, 0o755, owner); err != nil {
 			return err
 		}
 	}

@@ -25,7 +25,7 @@ func TestFilesInTheHomeDirectory(t *testing.T) {
 	}
 	defer root.Close()
 	for i, text := range []string{"first", "second"} {
-		if err := root.writeHome([]HomeFile{{".config/tool/a.json", []byte(text)}, {".b", nil}}); err != nil {
+		if err := root.writeHome(Account{}, []HomeFile{{".config/tool/a.json", []byte(text)}, {".b", nil}}); err != nil {
 			t.Fatal(err)
 		}
 		home := filepath.Join(at, Home)
@@ -44,7 +44,7 @@ func TestFilesInTheHomeDirectory(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"../x", "/etc/passwd", "", ".", "a/../../b", "a//b"} {
-		if err := root.writeHome([]HomeFile{{bad, nil}}); err == nil {
+		if err := root.writeHome(Account{}, []HomeFile{{bad, nil}}); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}
 	}
@@ -57,7 +57,7 @@ func TestAttackHomeThatIsALinkToNothing(t *testing.T) {
 	nightly.Root(t)
 	ids := namespace.IDsAt(7)
 	for name, prepare := range map[string]func(*Root) error{
-		"a new box": func(r *Root) error { return r.makeHome(true) }, "a restarted box": (*Root).PrepareRestart,
+		"a new box": func(r *Root) error { return r.makeHome(Account{}, true) }, "a restarted box": func(r *Root) error { return r.PrepareRestart(Account{}) },
 	} {
 		for _, link := range []string{"/etc/made", "../etc/made", "/etc/made/deep", "../../../../etc/made", "home"} {
 			at := t.TempDir()
@@ -112,7 +112,7 @@ func TestAttackLinksInTheHomeDirectory(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer root.Close()
-			if err := root.writeHome([]HomeFile{{".claude.json", []byte("mine")}, {".codex/shadow", []byte("mine")}, {".b", []byte("mine")}}); err != nil {
+			if err := root.writeHome(Account{}, []HomeFile{{".claude.json", []byte("mine")}, {".codex/shadow", []byte("mine")}, {".b", []byte("mine")}}); err != nil {
 				t.Fatal(err)
 			}
 			fi, err := os.Stat(filepath.Join(at, "etc/shadow"))

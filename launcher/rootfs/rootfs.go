@@ -20,19 +20,10 @@ import (
 	"boxgate/launcher/files"
 )
 
-// The user and directories of commands.
-const (
-	User      = "boxuser"
-	UID       = 1000
-	workspace = "/workspace"
-	Home      = "/workspace/home"
-	// otherHome is the home directory of this user in the boxes of the SDK's vendor.
-	otherHome = "/home/boxuser"
-)
-
 // Identity has the individual settings of a box's root.
 type Identity struct {
 	Hostname string
+	Account  Account
 	DNS      []netip.Addr // its resolvers; may be empty
 	Git      GitIdentity
 	CA       []byte // PEM certificates trusted in addition to the public roots; may be empty
@@ -50,14 +41,14 @@ func (b *Root) PrepareNew(is Identity) error {
 		do   func() error
 	}{
 		{"its first process", func() error { return b.installInit() }},
-		{"its home directory", func() error { return b.makeHome(is.Restored) }},
-		{"its other home directory", b.linkHome},
-		{"its user", b.addUser},
+		{"its home directory", func() error { return b.makeHome(is.Account, is.Restored) }},
+		{"its other home directories", func() error { return b.linkHomes(is.Account) }},
+		{"its user", func() error { return b.addUser(is.Account) }},
 		{"its names", func() error { return b.writeNames(is) }},
 		{"its git identity", func() error { return b.writeGit(is.Git) }},
 		{"its certificates", func() error { return b.trust(is.CA, is.Roots) }},
 		{"its introduction for agents", func() error { return b.writeAgents(is.Agents) }},
-		{"the files of its agent", func() error { return b.writeHome(is.Files) }},
+		{"the files of its agent", func() error { return b.writeHome(is.Account, is.Files) }},
 	} {
 		if err := step.do(); err != nil {
 			return fmt.Errorf("cannot write %s: %w", step.what, err)
@@ -79,86 +70,6 @@ func (b *Root) writeAgents(text []byte) error {
 
 // mountPoints are the directories that the runtime mounts on. An image may lack them.
 var mountPoints = []string{"/proc", "/sys", "/dev", "/tmp"}
-
-// makeHome makes the user's directories and the mount points. In a restored root, existing ones keep their mode, and a link to
-// a missing directory is moved aside: the box's user of the snapshot can make one anywhere, and would own what is made there.
-func (b *Root) makeHome(restored bool) error {
-	if restored {
-		if err := b.remakeHome(); err != nil {
-			return err
-		}
-	} else {
-		for _, d := range []string{workspace, Home} {
-			if err := b.mkdir(d, 0o755, UID); err != nil {
-				return err
-			}
-		}
-	}
-	for _, d := range mountPoints {
-		if !b.isDir(d) {
-			if err := b.mkdir(d, 0o755, 0); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// linkHome makes a link from the other name of the home directory. An image, or another box whose files these are, may have something else
-// there, or a /home that is no directory: that stays as it is.
-func (b *Root) linkHome() error {
-	p, err := files.ResolveParent(b.root, otherHome)
-	if err != nil {
-		return nil //nolint:nilerr // a box without the link works
-	}
-	if _, err := b.root.Lstat(p); !errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if b.parents(p) != nil {
-		return nil
-	}
-	return b.symlink(Home, otherHome)
-}
-
-// addUser puts boxuser first in the image's user database, so that user ID 1000 is shown as boxuser even if the image has
-// another name for it.
-func (b *Root) addUser() error {
-	shell := "/bin/sh"
-	if b.isFile("/bin/bash") {
-		shell = "/bin/bash"
-	}
-	entry := fmt.Sprintf("%s:x:%d:%d:%s:%s:%s\n", User, UID, UID, User, Home, shell)
-	root := "root:x:0:0:root:/root:/bin/sh\n"
-	if err := b.prepend("/etc/passwd", entry, root, 0o644); err != nil {
-		return err
-	}
-	if b.isFile("/etc/shadow") { // if it exists, su requires users to be in it; no password matches this one
-		if err := b.prepend("/etc/shadow", User+":*:19000::::::\n", "", 0o600); err != nil {
-			return err
-		}
-	}
-	return b.prepend("/etc/group", fmt.Sprintf("%s:x:%d:\n", User, UID), "root:x:0:\n", 0o644)
-}
-
-// prepend puts an entry at the head of a user database, and removes an existing one of the same name. missing is the rest
-// of the file if the image lacks it.
-func (b *Root) prepend(name, entry, missing string, mode fs.FileMode) error {
-	old, err := b.read(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		old, err = []byte(missing), nil
-	}
-	if err != nil {
-		return err
-	}
-	var out bytes.Buffer
-	out.WriteString(entry)
-	for line := range bytes.Lines(old) {
-		if !bytes.HasPrefix(line, []byte(User+":")) {
-			out.Write(line)
-		}
-	}
-	return b.write(name, out.Bytes(), mode)
-}
 
 // writeNames writes the box's host name and resolvers.
 func (b *Root) writeNames(is Identity) error {
@@ -193,15 +104,15 @@ func resolvConf(servers []netip.Addr) string {
 // PrepareRestart writes the files that a box needs to start again. The box may change all others. If the box has put something
 // else (a pipe, a dangling link) where the runtime needs a file or a directory, that is moved aside. No process runs in the
 // root.
-func (b *Root) PrepareRestart() error {
+func (b *Root) PrepareRestart(account Account) error {
 	for _, step := range []struct {
 		what string
 		do   func() error
 	}{
 		{"its first process", b.reinstallInit},
 		{"its mount points", b.remakeMountPoints},
-		{"its home directory", b.remakeHome},
-		{"its user", b.reopenUsers},
+		{"its home directory", func() error { return b.remakeHome(account) }},
+		{"its user", func() error { return b.reopenUsers(account) }},
 	} {
 		if err := step.do(); err != nil {
 			return fmt.Errorf("cannot write %s: %w", step.what, err)
@@ -232,54 +143,12 @@ func (b *Root) remakeMountPoints() error {
 	return nil
 }
 
-func (b *Root) remakeHome() error {
-	for _, name := range []string{workspace, Home} {
-		if b.isDir(name) {
-			continue
-		}
-		if err := b.remake(name, UID); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // remake makes a directory, and moves an existing file of that name aside.
 func (b *Root) remake(name string, owner int) error {
 	if err := b.moveAside(name); err != nil {
 		return err
 	}
 	return b.mkdir(name, 0o755, owner)
-}
-
-// userDatabases are the databases for a box that has replaced its own by something other than a file.
-var userDatabases = map[string]string{
-	"/etc/passwd": fmt.Sprintf("%s:x:%d:%d:%s:%s:/bin/sh\nroot:x:0:0:root:/root:/bin/sh\n", User, UID, UID, User, Home),
-	"/etc/group":  fmt.Sprintf("%s:x:%d:\nroot:x:0:\n", User, UID),
-}
-
-// reopenUsers makes sure that the user databases that the runtime reads are files: it would wait for ever for a writer to a
-// pipe. A box without them can be started as well.
-func (b *Root) reopenUsers() error {
-	for name, entries := range userDatabases {
-		if b.isFile(name) {
-			continue
-		}
-		p, err := files.ResolveParent(b.root, name)
-		if err != nil {
-			continue // then the runtime does not find it either
-		}
-		if _, err := b.root.Lstat(p); err != nil {
-			continue
-		}
-		if err := b.moveAside(name); err != nil {
-			return err
-		}
-		if err := b.writeAt(p, []byte(entries), 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // moveAside renames a file to another name in its directory. A missing one is not an error.

@@ -441,7 +441,7 @@ func TestOtherHome(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := root.linkHome(); err != nil {
+		if err := root.linkHomes(Account{}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		_ = root.Close()

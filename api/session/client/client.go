@@ -22,7 +22,7 @@ type Request struct {
 	Command  []string          // argv
 	Dir      string            // absolute, or below /workspace/home
 	Env      []string          // NAME=value, added to that of the box
-	User     string            // boxuser, root, UID or UID:GID; empty: boxuser
+	User     string            // the box's ordinary user by its name or as boxuser, root, UID or UID:GID; empty: the ordinary user
 	Terminal *api.TerminalSize // nil: three streams
 }
 

@@ -20,9 +20,9 @@ import (
 
 // boxCreate holds the flags of `gateway box create`.
 type boxCreate struct {
-	name, size, runtime, policy, headers, snapshot string
-	sources, limits, labels                        []string
-	more                                           boxes.CreateFlags
+	name, size, runtime, user, home, policy, headers, snapshot string
+	sources, limits, labels                                    []string
+	more                                                       boxes.CreateFlags
 }
 
 func newBoxCreate(o *cli.Options) *cobra.Command {
@@ -60,6 +60,8 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 	f.StringVar(&c.name, "name", "", "a name of your choice")
 	f.StringVar(&c.size, "size", "", "small (2 CPU, 4 GB), medium (4, 8) or large (8, 16)")
 	f.StringVar(&c.runtime, "runtime", "", "name of a runtime in launcher.images (default: default)")
+	f.StringVar(&c.user, "user", "", "name of the box's ordinary user (default: boxuser)")
+	f.StringVar(&c.home, "home", "", "home directory of that user, below /home or /workspace (default: /workspace/home)")
 	f.StringVar(&c.policy, "policy", "", "network policy: "+cli.BoxPolicyHelp+" (default: the gateway's policy.default)")
 	f.StringVar(&c.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -; a file keeps secrets out of the process list`)
 	f.StringVar(&c.snapshot, "from-snapshot", "", "ID of a snapshot with the files of the box; also its size and policy unless they are given")
@@ -72,7 +74,7 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 
 func (c *boxCreate) body(cmd *cobra.Command) (boxBody, error) {
 	body := boxBody{}
-	body.setText(map[string]string{"name": c.name, "size": c.size, "runtime": c.runtime})
+	body.setText(map[string]string{"name": c.name, "size": c.size, "runtime": c.runtime, "user": c.user, "home": c.home})
 	if err := body.setNetwork(c.policy, c.headers, cmd.InOrStdin()); err != nil {
 		return nil, err
 	}

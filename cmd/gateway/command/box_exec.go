@@ -59,8 +59,8 @@ func newBoxExec(o *cli.Options) *cobra.Command {
 			return e.run(cmd, client, args[0], args[1:])
 		},
 	}
-	cmd.Flags().StringVar(&e.dir, "dir", "", "working directory (default: /workspace/home)")
-	cmd.Flags().StringVar(&e.user, "user", "", "boxuser, root, UID or UID:GID of the box (default: boxuser)")
+	cmd.Flags().StringVar(&e.dir, "dir", "", "working directory (default: the home directory)")
+	cmd.Flags().StringVar(&e.user, "user", "", "the box's user by its name, root, UID or UID:GID of the box (default: the box's user)")
 	cmd.Flags().BoolVarP(&e.input, "interactive", "i", false, "pass standard input to the command")
 	cmd.Flags().BoolVarP(&e.useTTY, "tty", "t", false, "give the command a terminal; requires a terminal here and implies -i")
 	cmd.Flags().BoolVar(&e.detach, "detach", false, "do not wait for the command, and print the ID of its run")
@@ -243,8 +243,8 @@ func newBoxShell(o *cli.Options) *cobra.Command {
 			return runInteractive(cmd, client, args[0], session.Request{Command: shell, Dir: dir, User: user}, tty)
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", "", "working directory (default: /workspace/home)")
-	cmd.Flags().StringVar(&user, "user", "", "boxuser, root, UID or UID:GID of the box (default: boxuser)")
+	cmd.Flags().StringVar(&dir, "dir", "", "working directory (default: the home directory)")
+	cmd.Flags().StringVar(&user, "user", "", "the box's user by its name, root, UID or UID:GID of the box (default: the box's user)")
 	return cmd
 }
 

@@ -16,13 +16,13 @@ import (
 	"boxgate/launcher/boxfs/worker"
 )
 
-// Name is the name under which a program is started as a server. Two arguments follow: the IDs of the user and the group to become.
+// Name is the name under which a program is started as a server. Its arguments are those of [worker.Name].
 // Descriptor 3 is the root of the box.
 const Name = "boxgate-sftp"
 
 // init runs the server, if this process is one, before the rest of the program is initialized.
 func init() {
-	if len(os.Args) == 3 && os.Args[0] == Name {
+	if len(os.Args) == 4 && os.Args[0] == Name {
 		os.Exit(run())
 	}
 }
@@ -32,7 +32,7 @@ func run() int {
 		fmt.Fprintln(os.Stderr, "cannot enter the box:", err)
 		return 1
 	}
-	_ = os.Chdir(worker.Home) // where relative paths begin; without a home, at the root. The library's option would make links absolute
+	_ = os.Chdir(worker.HomeDir()) // where relative paths begin; without a home, at the root. The library's option would make links absolute
 	server, err := sftp.NewServer(streams{os.Stdin, os.Stdout})
 	if err == nil {
 		err = server.Serve()

@@ -195,17 +195,17 @@ func stage(dir *os.Root, content io.Reader) (name string, err error) {
 
 // viaHome overwrites a file in an unwritable directory. The content is staged in the home directory.
 func viaHome(target string, content io.Reader) error {
-	home, err := os.OpenRoot(Home)
+	dir, err := os.OpenRoot(home)
 	if err != nil {
 		return err
 	}
-	defer home.Close()
-	temporary, err := stage(home, content)
+	defer dir.Close()
+	temporary, err := stage(dir, content)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = home.Remove(temporary) }()
-	return overwrite(target, home, temporary)
+	defer func() { _ = dir.Remove(temporary) }()
+	return overwrite(target, dir, temporary)
 }
 
 // overwrite copies a temporary file into an existing file.
@@ -223,8 +223,14 @@ func overwrite(target string, dir *os.Root, temporary string) error {
 	return errors.Join(err, to.Close())
 }
 
-// Home is the home directory of the box's user.
+// Home is the home directory of the box's user, unless the box was made with another one.
 const Home = "/workspace/home"
+
+// home is the home directory of the user of the box that this process is confined to.
+var home = Home
+
+// HomeDir returns the home directory of the user of the box that [Confine] has confined this process to.
+func HomeDir() string { return home }
 
 func stat(path string, follow bool) (Answer, error) {
 	fi, err := statPath(path, follow)

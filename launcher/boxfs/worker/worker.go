@@ -15,15 +15,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Name is the name under which a program is started as a worker. Two arguments follow: the IDs of the user and the group to
-// become. Descriptor 3 is the root of the box.
+// Name is the name under which a program is started as a worker. Three arguments follow: the IDs of the user and the group to
+// become, and the home directory. Descriptor 3 is the root of the box.
 const Name = "boxgate-files"
 
 const rootFD = 3
 
+// arguments is the number of arguments of a worker, with its name.
+const arguments = 4
+
 // init runs the worker, if this process is one, before the rest of the program is initialized, so that the start is fast.
 func init() {
-	if len(os.Args) == 3 && os.Args[0] == Name {
+	if len(os.Args) == arguments && os.Args[0] == Name {
 		os.Exit(run())
 	}
 }
@@ -43,7 +46,7 @@ func run() int {
 // Confine confines this process to the box that its arguments and descriptor 3 name, as described for [Name]. After an error it must
 // end. Call it first.
 func Confine() error {
-	if len(os.Args) != 3 {
+	if len(os.Args) != arguments {
 		return errors.New("no user to become")
 	}
 	uid, uerr := strconv.Atoi(os.Args[1])
@@ -51,6 +54,7 @@ func Confine() error {
 	if err := errors.Join(uerr, gerr); err != nil || uid <= 0 || gid <= 0 {
 		return fmt.Errorf("no user to become: %w", err)
 	}
+	home = os.Args[3]
 	return enterBox(uid, gid)
 }
 

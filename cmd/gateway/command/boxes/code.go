@@ -31,7 +31,7 @@ func newCode(o *cli.Options) *cobra.Command {
 		RunE:    c.run,
 	}
 	cmd.Flags().StringVar(&c.language, "language", "", "js, ts or python (default: by the name of FILE)")
-	cmd.Flags().StringVar(&c.dir, "dir", "", "working directory (default: /workspace/home)")
+	cmd.Flags().StringVar(&c.dir, "dir", "", "working directory (default: the home directory)")
 	cli.Duration(cmd.Flags(), &c.timeout, "timeout", 0, timeoutHelp)
 	offer(cmd, "language", "js", "ts", "python")
 	cli.MapFields(cmd, map[string]string{"/folder": "--dir", "/code": "FILE"})

@@ -20,7 +20,7 @@ func newGit(o *cli.Options) *cobra.Command {
 
 // repository defines the flag --folder.
 func repository(cmd *cobra.Command, folder *string) {
-	cmd.Flags().StringVar(folder, "folder", "", "directory of the repository, absolute or below /workspace/home (default: /workspace/home)")
+	cmd.Flags().StringVar(folder, "folder", "", "directory of the repository, absolute or below the home directory (default: the home directory)")
 }
 
 // set sets the members that are not empty.
