@@ -62,6 +62,9 @@ type Box struct {
 	User, Home      string // its ordinary user and the home directory; "": [OrdinaryUser], [Workspace]
 	Ephemeral       bool
 	ExpiresAt       time.Time // zero: never
+	OnEnd           string    // [EndPause], or "" for [EndDelete]
+	AutoResume      bool      // after a pause at its end, any use resumes it, not only a call of resume
+	PausedAtEnd     bool      // it was paused at its end; ExpiresAt is when it is deleted
 	Status          Status
 	Error           string // why Status is error or gone; shown to the caller
 	Progress        string // progress on its image, while Status is creating
@@ -138,6 +141,18 @@ const BoxUser = "boxuser"
 // MaxTTL is the maximum time from now to the end of a box.
 const MaxTTL = 3 * 24 * time.Hour
 
+// What happens to a box at its end.
+const (
+	EndDelete = "delete" // the default
+	EndPause  = "pause"  // it is paused until it is resumed, which gives it a new time to live
+)
+
+// End sets what happens at the end of a box.
+type End struct {
+	OnEnd      string // [EndDelete] or [EndPause]
+	AutoResume bool   // as in [Box]; only with EndPause
+}
+
 // Lifetime moves the end of a box. One field is set.
 type Lifetime struct {
 	TTL       time.Duration // from now
@@ -158,6 +173,7 @@ type CreateRequest struct {
 	User, Home  string // as in [Box]
 	Ephemeral   bool
 	TTL         time.Duration // only with Ephemeral; never 0 then, before launcher.max_ttl is applied
+	End         End           // OnEnd may be "", which is EndDelete
 	CreatedBy   string        // ID of the API key, as in [Box]
 	Wait        time.Duration // how long the caller waits for the box to be ready
 	Env         map[string]name.Secret

@@ -155,7 +155,9 @@ type Launcher struct {
 	IdleTimeout time.Duration     `yaml:"idle_timeout"`
 	// MaxTTL is the longest life of boxes of keys other than admin keys, which then all have an end; 0: boxes need no end.
 	MaxTTL time.Duration `yaml:"max_ttl"`
-	Disk   Disk          `yaml:"disk"`
+	// MaxPaused is how long a box that was paused at its end is kept; 0: until it is deleted by a call.
+	MaxPaused time.Duration `yaml:"max_paused"`
+	Disk      Disk          `yaml:"disk"`
 	// Reserve is the space that boxes, snapshots, images and the history leave free on the disk of the state directory.
 	Reserve Size `yaml:"reserve"`
 	IO      IO   `yaml:"io"`
@@ -207,7 +209,7 @@ func Default() Config {
 			SessionTime: 12 * time.Hour, OIDC: defaultOIDC(), HSTS: HSTS{MaxAge: 8760 * time.Hour}, Limits: DefaultURLLimits(),
 		},
 		Launcher: Launcher{
-			Enabled: true, Runtime: oci.Default, Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute, Disk: defaultDisk(), Reserve: 1 << 30,
+			Enabled: true, Runtime: oci.Default, Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute, MaxPaused: 30 * 24 * time.Hour, Disk: defaultDisk(), Reserve: 1 << 30,
 		},
 		Policy:     defaultPolicies(),
 		Kubernetes: defaultKubernetes(),
@@ -572,6 +574,9 @@ func (l Launcher) checkTimes(fail func(key, format string, args ...any)) {
 	}
 	if t := l.MaxTTL; t != 0 && (t < time.Minute || t > 72*time.Hour) {
 		fail("launcher.max_ttl", "%v is out of range; use 1m to 72h, or 0 for boxes that may be without an end", t)
+	}
+	if t := l.MaxPaused; t != 0 && (t < time.Minute || t > 8760*time.Hour) {
+		fail("launcher.max_paused", "%v is out of range; use 1m to 8760h, or 0 for boxes that are kept until a call deletes them", t)
 	}
 }
 

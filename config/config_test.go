@@ -101,6 +101,8 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"endless queries":     {"limits: {dns_queries_per_second: 1000001}", "limits.dns_queries_per_second: 1000001 is out"},
 		"no interceptions":    {"limits: {interceptions: 0}", "limits.interceptions: 0 is out of range"},
 		"endless ttl":         {"launcher: {max_ttl: 73h}", "launcher.max_ttl: 73h0m0s is out of range; use 1m to 72h"},
+		"endless pause":       {"launcher: {max_paused: 8761h}", "launcher.max_paused: 8761h0m0s is out of range; use 1m to 8760h"},
+		"hasty pause":         {"launcher: {max_paused: 10s}", "launcher.max_paused: 10s is out of range"},
 		"hasty ttl":           {"launcher: {max_ttl: 10s}", "launcher.max_ttl: 10s is out of range"},
 		"hasty peek":          {"limits: {peek_timeout: 1ms}", "limits.peek_timeout: 1ms is out of range; use 100ms to 5m"},
 		"hasty API":           {"admin: {silence: 10ms}", "admin.silence: 10ms is out of range; use 1s to 5m"},

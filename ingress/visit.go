@@ -355,6 +355,10 @@ func (v *visit) asleep(err error) {
 		v.refuse(http.StatusBadGateway, name.ReasonURLUnavailable, "The box has stopped because of an error. Its owner can see why, and start it again.")
 		return
 	}
+	if errors.Is(err, ErrEnded) {
+		v.refuse(http.StatusBadGateway, name.ReasonURLUnavailable, "The box has reached its end, and is paused. Its owner can resume it.")
+		return
+	}
 	if errors.Is(err, ErrSpent) {
 		v.refuse(http.StatusServiceUnavailable, name.ReasonQuota, "The box has sent and received as much as it may for now.")
 		return

@@ -24,6 +24,9 @@ var errWaking = errors.New("the box is still being started")
 // ErrDown is wrapped by [Boxes.Wake] for a box that no visitor can wake.
 var ErrDown = errors.New("the box is down")
 
+// ErrEnded is wrapped by [Boxes.Wake] for a box that was paused at its end, and that its visitors do not wake.
+var ErrEnded = errors.New("the box was paused at its end")
+
 // ErrSpent is returned by [Boxes.Wake] for a box that has used up its quota of bytes.
 var ErrSpent = errors.New("the box has used up its quota")
 

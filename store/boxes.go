@@ -45,14 +45,18 @@ type Box struct {
 	CreatedAt    time.Time     `json:"created_at"`
 	UpdatedAt    time.Time     `json:"updated_at,omitzero"`
 	LastActivity time.Time     `json:"last_activity,omitzero"`
-	ExpiresAt    time.Time     `json:"expires_at,omitzero"`  // zero: never
+	ExpiresAt    time.Time     `json:"expires_at,omitzero"`     // zero: never
 	Boot         string        `json:"boot,omitempty"`       // the boot of the host during which ExpiresAt was set; "": unknown
 	BootEnd      time.Duration `json:"boot_end,omitempty"`   // ExpiresAt on the boot clock of Boot
-	CreatedBy    string        `json:"created_by,omitempty"` // ID of the API key; "" for the operator's
-	Source       policy.Source `json:"source,omitzero"`      // source address of its connections
-	Limits       BoxLimits     `json:"limits,omitzero"`      // its own limits
-	CPU          time.Duration `json:"cpu_ns,omitempty"`     // CPU time used so far
-	Asks         *bool         `json:"asks,omitempty"`       // whether it may ask for approvals; nil: as configured
+	TTL          time.Duration `json:"ttl_ns,omitempty"`        // the last time to live that it was given; 0: none
+	OnEnd        string        `json:"on_end,omitempty"`        // what happens at its end; "": it is deleted
+	AutoResume   bool          `json:"auto_resume,omitempty"`   // any use resumes it after it was paused at its end
+	PausedAtEnd  bool          `json:"paused_at_end,omitempty"` // ExpiresAt is then when it is deleted
+	CreatedBy    string        `json:"created_by,omitempty"`    // ID of the API key; "" for the operator's
+	Source       policy.Source `json:"source,omitzero"`         // source address of its connections
+	Limits       BoxLimits     `json:"limits,omitzero"`         // its own limits
+	CPU          time.Duration `json:"cpu_ns,omitempty"`        // CPU time used so far
+	Asks         *bool         `json:"asks,omitempty"`          // whether it may ask for approvals; nil: as configured
 
 	// Extra has the fields of the hosted product, stored and returned unchanged. It is sealed, because programs put
 	// tokens there.

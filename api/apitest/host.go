@@ -210,6 +210,18 @@ func (h *Host) DeleteBox(_ context.Context, id policy.BoxID) error {
 	return err
 }
 
+// SetEnd implements the Host of [boxgate/api/boxes].
+func (h *Host) SetEnd(_ context.Context, id policy.BoxID, end api.End) (is, was api.Box, err error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return is, was, err
+	}
+	was = b.Box
+	b.OnEnd, b.AutoResume = end.OnEnd, end.AutoResume
+	return b.Box, was, nil
+}
+
 // SetLifetime implements the Host of [boxgate/api/boxes].
 func (h *Host) SetLifetime(_ context.Context, id policy.BoxID, set api.Lifetime) (api.Box, time.Time, error) {
 	b, leave, err := h.box(id)

@@ -2,6 +2,7 @@
 package boxes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -43,6 +44,9 @@ type Host interface {
 	// attached box an ErrConflict, a later end by a key for one box an ErrForbidden, and an end that is too far a
 	// *document.InvalidError.
 	SetLifetime(ctx context.Context, id policy.BoxID, set api.Lifetime) (is api.Box, was time.Time, err error)
+	// SetEnd sets what happens at the end of a box, and returns the box after and before. A box that is being deleted is an ErrNotFound; an
+	// attached box, and a pause of one with keep_alive, an ErrConflict; a key for one box that would keep it longer, an ErrForbidden.
+	SetEnd(ctx context.Context, id policy.BoxID, end api.End) (is, was api.Box, err error)
 	// DeleteBox stops the box, cuts its connections and deletes its state.
 	DeleteBox(ctx context.Context, id policy.BoxID) error
 }
@@ -234,7 +238,10 @@ type boxView struct {
 	Error          string            `json:"error,omitempty"`
 	Progress       string            `json:"progress,omitempty" doc:"progress of pulling or building the box's image, while status is creating"`
 	Ephemeral      bool              `json:"ephemeral"`
-	ExpiresAt      int64             `json:"expires_at,omitempty" doc:"when the box is deleted; absent: never"`
+	ExpiresAt      int64             `json:"expires_at,omitempty" doc:"when the box is deleted, or paused as on_end has it; absent: never"`
+	OnEnd          string            `json:"on_end,omitempty" doc:"what happens at the end of the box; absent: an attached box" enum:"delete pause"`
+	AutoResume     bool              `json:"auto_resume,omitempty" doc:"any use resumes the box after it was paused at its end"`
+	PausedAtEnd    bool              `json:"paused_at_end,omitempty" doc:"the box was paused at its end; expires_at is when it is deleted"`
 	Root           bool              `json:"root,omitempty" doc:"code in the box may become the box's root: it was started with launcher.root"`
 	IPv4           string            `json:"ipv4,omitempty"`
 	IPv6           string            `json:"ipv6,omitempty"`
@@ -287,6 +294,7 @@ func viewBox(b api.Box) boxView {
 	}
 	if b.Attached == nil {
 		v.User, v.Home = b.UserName(), b.HomeDir()
+		v.OnEnd, v.AutoResume, v.PausedAtEnd = cmp.Or(b.OnEnd, api.EndDelete), b.AutoResume, b.PausedAtEnd
 	}
 	if l, audited := b.Policy.Audit(); audited {
 		v.AuditedUntil = l.ExpiresAt.Unix()

@@ -33,6 +33,8 @@ type createBody struct {
 	Home          string            `json:"home,omitempty" doc:"that user's home and working directory, one directory below /home or /workspace; absent: /workspace/home" example:"/home/user"`
 	Ephemeral     bool              `json:"ephemeral,omitempty"`
 	TTL           *int64            `json:"ttl,omitempty" doc:"seconds; only with ephemeral" min:"1" max:"259200" example:"3600"`
+	OnEnd         string            `json:"on_end,omitempty" doc:"what happens at the end of the box; absent: delete. A paused box gets a new end, as far off as the last one, when it is resumed" enum:"delete pause"`
+	AutoResume    bool              `json:"auto_resume,omitempty" doc:"with on_end pause: any use of the box resumes it, such as a command or a request to a public URL; absent: only a call of resume does"`
 	EnvVars       map[string]string `json:"env_vars,omitempty" doc:"never returned"`
 	AttachHeaders spec.Headers      `json:"attach_headers,omitempty" doc:"host pattern to header names to values, or to an entry of the full form; values are never returned"`
 	Sources       []string          `json:"source_addresses,omitempty" doc:"host addresses from network.sources that the box's traffic leaves from: one IPv4 address, one IPv6 address, or both; only for admin keys"`
@@ -78,6 +80,7 @@ func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, er
 	req := api.CreateRequest{
 		Name: b.Name, Labels: b.Labels, Size: b.Size, Runtime: b.Runtime, KeepAlive: b.KeepAlive,
 		InitCommand: b.InitCommand, User: b.User, Home: b.Home, Ephemeral: b.Ephemeral, TTL: b.ttl(&p),
+		End: api.End{OnEnd: b.OnEnd, AutoResume: b.AutoResume},
 	}
 	b.checkNames(&p)
 	if req.Size == "" {
@@ -90,6 +93,10 @@ func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, er
 	}
 	if b.Ephemeral && b.KeepAlive {
 		p.Add("/keep_alive", "an ephemeral box cannot be kept alive")
+	}
+	checkEnd(&p, req.End)
+	if req.End.OnEnd == api.EndPause && b.KeepAlive {
+		p.Add("/on_end", "a box with keep_alive cannot be paused")
 	}
 	if b.Browser {
 		p.Add("/browser", "this gateway has no browser API; leave it out, start a browser in the box with exec, and reach its port by a public URL")
@@ -373,6 +380,9 @@ func describeCreate(b api.Box, req api.CreateRequest) *rest.Change {
 	}
 	if b.User != "" || b.Home != "" {
 		what["user"], what["home"] = b.UserName(), b.HomeDir()
+	}
+	if b.OnEnd != "" {
+		what["on_end"], what["auto_resume"] = b.OnEnd, b.AutoResume
 	}
 	if b.Attached != nil {
 		what["attached"] = b.Attached.Kind

@@ -1,6 +1,7 @@
 package boxes
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"reflect"
@@ -27,11 +28,14 @@ type lifetimeView struct {
 	Ephemeral bool  `json:"ephemeral"`
 	ExpiresAt int64 `json:"expires_at,omitempty" doc:"absent: the box has no end"`
 	TTL       int64 `json:"ttl,omitempty" doc:"seconds that are left"`
+
+	OnEnd string `json:"on_end" doc:"what happens then" enum:"delete pause"`
 }
 
 func (e *Endpoints) lifetimeRoutes() []rest.Route {
 	return []rest.Route{
 		{Method: "PUT", Path: lifetimePath, ID: "setLifetime", Summary: "Move the end of a box: to a time from now, or after its present end; or give it none", Request: reflect.TypeFor[lifetimeBody](), Example: `{"ttl":3600}`, Response: reflect.TypeFor[lifetimeView](), Handle: e.putLifetime},
+		{Method: "PUT", Path: "/v2/box/{id}/config/on-end", ID: "setEnd", Summary: "Set what happens at the end of a box: it is deleted, or paused until it is resumed", Request: reflect.TypeFor[endBody](), Example: `{"on_end":"pause"}`, Response: reflect.TypeFor[endView](), Handle: e.putEnd},
 	}
 }
 
@@ -81,7 +85,7 @@ func (e *Endpoints) putLifetime(w http.ResponseWriter, r *http.Request) (rest.Re
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	view := lifetimeView{Ephemeral: is.Ephemeral}
+	view := lifetimeView{Ephemeral: is.Ephemeral, OnEnd: viewEnd(is).OnEnd}
 	if is.ExpiresAt.IsZero() {
 		e.History.Log(box.ID, "info", "user", "the box has no end")
 	} else {
@@ -89,4 +93,55 @@ func (e *Endpoints) putLifetime(w http.ResponseWriter, r *http.Request) (rest.Re
 		e.History.Log(box.ID, "info", "user", "the end of the box is at %s", is.ExpiresAt.UTC().Format(time.RFC3339))
 	}
 	return rest.Reply{Body: view, Change: &rest.Change{Box: box.ID, What: map[string]any{"expires_at": []int64{max(was.Unix(), 0), view.ExpiresAt}}}}, nil
+}
+
+// endBody is what happens at the end of a box.
+type endBody struct {
+	OnEnd      string `json:"on_end" enum:"delete pause"`
+	AutoResume bool   `json:"auto_resume,omitempty" doc:"with pause: any use resumes the box; absent: only a call of resume does"`
+}
+
+// endView is the response of setEnd.
+type endView struct {
+	OnEnd      string `json:"on_end" enum:"delete pause"`
+	AutoResume bool   `json:"auto_resume"`
+}
+
+func viewEnd(b api.Box) endView { return endView{cmp.Or(b.OnEnd, api.EndDelete), b.AutoResume} }
+
+// checkEnd checks what happens at the end of a box. An empty OnEnd is the default.
+func checkEnd(p *problem.List, end api.End) {
+	if end.OnEnd != "" && end.OnEnd != api.EndDelete && end.OnEnd != api.EndPause {
+		p.Add("/on_end", "must be delete or pause")
+	}
+	if end.AutoResume && end.OnEnd != api.EndPause {
+		p.Add("/auto_resume", "needs on_end: pause")
+	}
+}
+
+func (e *Endpoints) putEnd(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Boxes)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	var body endBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	var p problem.List
+	if body.OnEnd == "" {
+		p.Add("/on_end", "is missing; give delete or pause")
+	}
+	end := api.End(body)
+	checkEnd(&p, end)
+	if err := p.Err(); err != nil {
+		return rest.Reply{}, err
+	}
+	is, was, err := e.Host.SetEnd(r.Context(), box.ID, end)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	view := viewEnd(is)
+	e.History.Log(box.ID, "info", "user", "at its end, the box is to be: %s", map[string]string{api.EndDelete: "deleted", api.EndPause: "paused"}[view.OnEnd])
+	return rest.Reply{Body: view, Change: &rest.Change{Box: box.ID, What: map[string]any{"on_end": []endView{viewEnd(was), view}}}}, nil
 }

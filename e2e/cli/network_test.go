@@ -53,6 +53,10 @@ func TestBoxTTL(t *testing.T) {
 	harness.Contains(t, w.Run(0, nil, "", "box", "ttl", "demo", "--extend", "30m", "--json"), `"expires_at"`, `"ttl"`)
 	harness.Contains(t, w.Run(0, nil, "", "box", "list"), "ENDS")
 	harness.Contains(t, w.Run(1, nil, "", "box", "ttl", "demo", "4d"), "must be between 1 and 259200 seconds")
+	harness.Contains(t, w.Run(0, nil, "", "box", "on-end", "demo", "pause", "--auto-resume"), "paused at its end, and resumed by any use")
+	harness.Contains(t, w.Run(0, nil, "", "box", "ttl", "demo", "2h"), "the box is paused at 2")
+	harness.Contains(t, w.Run(0, nil, "", "box", "on-end", "demo", "delete"), "deleted at its end")
+	harness.Contains(t, w.Run(1, nil, "", "box", "on-end", "demo", "stop"), "must be delete or pause")
 	harness.Contains(t, w.Run(0, nil, "", "box", "ttl", "demo", "never"), "the box has no end")
 	harness.Contains(t, w.Run(2, nil, "", "box", "ttl", "demo", "soon"), "not a duration")
 }

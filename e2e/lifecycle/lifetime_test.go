@@ -1,6 +1,9 @@
 package lifecycle
 
 import (
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -8,6 +11,7 @@ import (
 	"boxgate/api"
 	"boxgate/config"
 	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
 )
 
 // lifetime is the part of a box that tells its end.
@@ -103,5 +107,135 @@ func TestBoxesOfKeysHaveAnEnd(t *testing.T) {
 	var is lifetime
 	if err := w.Client.Do(t.Context(), "PUT", api.BoxPath(box.ID, "config/ttl"), map[string]any{"ttl": nil}, &is); err != nil || is != (lifetime{}) {
 		t.Errorf("by an admin key: %+v %v", is, err)
+	}
+}
+
+// ending is the part of a box that tells what happens at its end.
+type ending struct {
+	Status      string
+	ExpiresAt   int64  `json:"expires_at"`
+	OnEnd       string `json:"on_end"`
+	AutoResume  bool   `json:"auto_resume"`
+	PausedAtEnd bool   `json:"paused_at_end"`
+}
+
+// endingOf reads a box.
+func endingOf(w *harness.World, box string) (is ending) {
+	w.T.Helper()
+	if err := w.Client.Get(w.T.Context(), api.BoxPath(box), &is); err != nil {
+		w.T.Fatal(err)
+	}
+	return is
+}
+
+// TestBoxesArePausedAtTheirEnds: a box with on_end pause stands still at its end and keeps its processes. Neither a command nor a visitor
+// continues it, over a restart of the gateway too, until it is resumed: then it has a new end. With auto_resume, a command and a visitor
+// continue it as well.
+func TestBoxesArePausedAtTheirEnds(t *testing.T) {
+	t.Parallel()
+	w := harness.Shared(t)
+	const ttl = 8 // seconds, in which the test does a few calls
+	box := w.Create(map[string]any{"ephemeral": true, "ttl": ttl, "on_end": "pause"})
+	w.MustSh(box, "setsid python3 -m http.server 8000 >/dev/null 2>&1 & echo $! >pid")
+	var public harness.PublicURL
+	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "preview"), map[string]any{"port": 8000}, &public); err != nil {
+		t.Fatal(err)
+	}
+	visit := func() string {
+		t.Helper()
+		out, err := w.Net.Gateway().Run(t.Context(), "curl", "-sSk", "--max-time", "60", "-o", "/dev/null", "-w", "%{http_code}", "--connect-to", "::127.0.0.1:", public.URL)
+		if err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		return out
+	}
+	ends := func() {
+		t.Helper()
+		w.Until("the box is paused at its end", func() bool { return endingOf(w, box).PausedAtEnd })
+		if is := endingOf(w, box); is.Status != "paused" || is.OnEnd != "pause" || is.ExpiresAt < time.Now().Add(700*time.Hour).Unix() {
+			t.Errorf("at its end: %+v", is)
+		}
+	}
+	refused := func(what string) {
+		t.Helper()
+		err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "exec"), map[string]any{"command": []string{"true"}}, nil)
+		if err == nil || !strings.Contains(err.Error(), "paused at its end") {
+			t.Errorf("%s, a command: %v", what, err)
+		}
+		if got := visit(); got != "502" {
+			t.Errorf("%s, a visitor gets %s", what, got)
+		}
+		err = w.Client.Do(t.Context(), "PUT", api.BoxPath(box, "config/ttl"), map[string]any{"ttl": 60}, nil)
+		if err == nil || !strings.Contains(err.Error(), "resume it") {
+			t.Errorf("%s, a new end: %v", what, err)
+		}
+	}
+	renewed := func(what string) {
+		t.Helper()
+		if is := endingOf(w, box); is.PausedAtEnd || is.ExpiresAt == 0 || is.ExpiresAt > time.Now().Unix()+ttl+1 {
+			t.Errorf("%s: %+v", what, is)
+		}
+	}
+	ends()
+	refused("at its end")
+	w.Kill()
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	refused("after a restart of the gateway")
+	mustPost(w, box, "resume")
+	renewed("resumed")
+	if out := w.MustSh(box, "kill -0 $(cat pid) && echo runs"); out != "runs\n" {
+		t.Errorf("its processes: %q", out)
+	}
+	ends()
+	var is ending
+	if err := w.Client.Do(t.Context(), "PUT", api.BoxPath(box, "config/on-end"), map[string]any{"on_end": "pause", "auto_resume": true}, &is); err != nil || !is.AutoResume {
+		t.Fatalf("%+v %v", is, err)
+	}
+	w.MustSh(box, "true")
+	renewed("by a command")
+	ends()
+	if got := visit(); got != "200" {
+		t.Errorf("a visitor gets %s", got)
+	}
+	renewed("by a visitor")
+	if err := w.Client.Do(t.Context(), "PUT", api.BoxPath(box, "config/on-end"), map[string]any{"on_end": "delete"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.Until("the box is deleted at its end", func() bool {
+		var boxes []any
+		return w.Client.Get(t.Context(), "/v2/box", &boxes) == nil && len(boxes) == 0
+	})
+}
+
+// TestBoxThatObstructsItsPause: the processes of a box that cannot be paused at its end are ended. It keeps its files, and starts again
+// when it is resumed.
+func TestBoxThatObstructsItsPause(t *testing.T) {
+	t.Parallel()
+	w := harness.NewStopped(t, lab.Options{})
+	w.Env = append(w.Env, harness.FaultsFile+"="+w.FaultsPath())
+	w.StartIfStopped()
+	box := w.Create(map[string]any{"ephemeral": true, "ttl": 8, "on_end": "pause", "network_policy": harness.Custom("plain.example.com")})
+	w.MustSh(box, "echo kept >note; setsid sleep 1000 >/dev/null 2>&1 & echo $! >pid")
+	first := w.InitOf(box)
+	w.Arm(harness.FaultError, "pause: box frozen")
+	w.Until("the box is at its end", func() bool { return endingOf(w, box).PausedAtEnd })
+	w.MustReachStep("the pause")
+	if is := endingOf(w, box); is.Status != "paused" {
+		t.Errorf("%+v", is)
+	}
+	if _, err := os.Stat(filepath.Join("/proc", strconv.Itoa(first))); err == nil {
+		t.Error("its first process runs on")
+	}
+	mustPost(w, box, "resume")
+	if out := w.MustSh(box, "cat note; kill -0 $(cat pid) 2>/dev/null || echo ended; curl -sS --max-time 60 http://plain.example.com/seen"); !strings.HasPrefix(out, "kept\nended\n") || !strings.Contains(out, "GET /seen") {
+		t.Errorf("resumed: %q", out)
+	}
+	if _, code := w.Sh(box, "curl -sS --max-time 60 https://evil.example.net/"); code != 35 {
+		t.Errorf("a host that is not allowed: %d", code)
+	}
+	if is := endingOf(w, box); is.PausedAtEnd || is.ExpiresAt > time.Now().Unix()+9 {
+		t.Errorf("resumed: %+v", is)
 	}
 }

@@ -1,28 +1,34 @@
 package box
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"go.uber.org/zap"
 
 	"boxgate/api"
 	"boxgate/host/change"
-	"boxgate/host/lease"
 	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/store"
 )
 
-// lifetimes deletes boxes at their ends, which can be moved while the boxes exist. Safe for concurrent use.
+// lifetimes deletes or pauses boxes at their ends, which can be moved while the boxes exist. Safe for concurrent use.
 type lifetimes struct {
 	log     *zap.Logger
 	records interface{ Update(store.Box) error }
 	boxes   *state.Table
 	delete  func(ctx context.Context, b *state.Box) error // deletes a box whose lock the caller holds
+	pause   func(ctx context.Context, b *state.Box) error // pauses a box whose lock the caller holds, or ends its processes
 	most    time.Duration                                 // launcher.max_ttl; 0: boxes may have no end
-	now     func() lease.Now                              // [lease.System]
+	kept    time.Duration                                 // launcher.max_paused; 0: boxes that were paused at their ends are kept
+	history interface {
+		Log(box policy.BoxID, level, source, format string, args ...any)
+	}
+	now func() time.Time // the wall clock
 }
 
 // expiryRetry is the time between two attempts to delete a box that has reached its end.
@@ -32,56 +38,11 @@ const expiryRetry = time.Minute
 // a clock that is set.
 const lookInterval = time.Minute
 
-// within returns a record whose box ends after a time, by both clocks.
-func within(r store.Box, left time.Duration, now lease.Now) store.Box {
-	r.ExpiresAt, r.Boot, r.BootEnd = now.Wall.Add(left).Round(0), now.Boot, now.Since+left
-	return r
-}
-
-// never returns a record whose box has no end.
-func never(r store.Box) store.Box {
-	r.ExpiresAt, r.Boot, r.BootEnd = time.Time{}, "", 0
-	return r
-}
-
-// left returns the time until the end of a record that has one. It counts on the boot clock, which cannot be set and counts while the host
-// is suspended. After a restart of the host only the wall clock is left.
-func left(r store.Box, now lease.Now) time.Duration {
-	if now.Boot != "" && r.Boot == now.Boot {
-		return r.BootEnd - now.Since
-	}
-	return r.ExpiresAt.Round(0).Sub(now.Wall)
-}
-
-// endOf returns the end of a record by the present wall clock; zero: never. The two clocks drift apart slowly, and that is ignored.
-func endOf(r store.Box, now lease.Now) time.Time {
-	if r.ExpiresAt.IsZero() {
-		return time.Time{}
-	}
-	stored, end := r.ExpiresAt.Round(0), now.Wall.Add(left(r, now)).Round(0)
-	if end.Sub(stored).Abs() < time.Second {
-		return stored
-	}
-	return end
-}
-
 // keep has a box deleted at its end, in place of an earlier end. The caller holds the lock of b.
-func (l *lifetimes) keep(b *state.Box) { l.wait(b, min(left(b.Record, l.now()), lookInterval)) }
+func (l *lifetimes) keep(b *state.Box) { l.wait(b, min(l.left(b), lookInterval)) }
 
-// follow shows the end of a box by a wall clock that was set, and stores it for the next start of the host. If that fails, the next look
-// tries again. The caller holds the lock of b.
-func (l *lifetimes) follow(b *state.Box) {
-	record := b.Record
-	if record.ExpiresAt = endOf(record, l.now()); record.ExpiresAt.Equal(b.Record.ExpiresAt) || b.Deleting || l.boxes.HandedOver.Load() {
-		return
-	}
-	if err := l.records.Update(record); err != nil {
-		l.log.Warn("the end of a box by the clock that was set could not be stored", zap.String("box", string(b.ID)), zap.Error(err))
-		return
-	}
-	b.Record = record
-	b.Publish()
-}
+// left returns the time until the end of a box by the wall clock, which its record is about. The caller holds the lock of b.
+func (l *lifetimes) left(b *state.Box) time.Duration { return b.Record.ExpiresAt.Round(0).Sub(l.now()) }
 
 // wait looks at the end of a box after a time. A box has one timer at most. The caller holds the lock of b.
 func (l *lifetimes) wait(b *state.Box, after time.Duration) {
@@ -108,8 +69,7 @@ func (l *lifetimes) end(b *state.Box) {
 	switch {
 	case b.Deleted || b.Record.ExpiresAt.IsZero():
 		return
-	case left(b.Record, l.now()) > 0: // not yet, or moved
-		l.follow(b)
+	case l.left(b) > 0: // not yet, moved, or the clock was set back
 		l.keep(b)
 		return
 	case l.boxes.HandedOver.Load(): // the next process deletes it, unless the replacement fails
@@ -118,10 +78,147 @@ func (l *lifetimes) end(b *state.Box) {
 	}
 	ctx, cancel := change.Detach(context.Background())
 	defer cancel()
-	if err := l.delete(ctx, b); err != nil && !b.Deleted {
-		l.log.Error("a box was not deleted at its end", zap.String("box", string(b.ID)), zap.Error(err))
+	what, act := "deleted", l.delete
+	if l.pauses(b) {
+		what, act = "paused", l.suspend
+	}
+	if err := act(ctx, b); err != nil && !b.Deleted {
+		l.log.Error("a box was not "+what+" at its end", zap.String("box", string(b.ID)), zap.Error(err))
 		l.wait(b, expiryRetry)
 	}
+}
+
+// pauses reports whether a box is paused at its end, instead of deleted. One that could not be created is deleted. The caller
+// holds the lock of b.
+func (l *lifetimes) pauses(b *state.Box) bool {
+	return b.Record.OnEnd == api.EndPause && !b.Record.PausedAtEnd && !b.Deleting && b.Record.State != string(api.StatusError)
+}
+
+// suspend pauses a box that has reached its end, unless the end is moved before the pause begins. From then on the box has another end, at
+// which it is deleted. The caller holds the lock of b.
+func (l *lifetimes) suspend(ctx context.Context, b *state.Box) error {
+	if err := b.AwaitStateChange(ctx); err != nil {
+		return err
+	}
+	if !l.pauses(b) || l.left(b) > 0 || b.Record.ExpiresAt.IsZero() { // changed while it waited
+		l.keep(b)
+		return nil
+	}
+	if err := l.pause(ctx, b); err != nil {
+		return err
+	}
+	record, now := b.Record, l.now()
+	record.PausedAtEnd, record.ExpiresAt, record.UpdatedAt = true, time.Time{}, now
+	if l.kept > 0 {
+		record.ExpiresAt = now.Add(l.kept)
+	}
+	if err := l.records.Update(record); err != nil {
+		return change.NotStored(l.log, "the box is paused at its end, which could not be stored", err)
+	}
+	b.Record = record
+	l.keep(b)
+	b.Publish()
+	l.history.Log(b.ID, "info", "system", "the box was paused at its end")
+	return nil
+}
+
+// renew gives a box that was paused at its end a new time to live: the last one that it was given. It is called before the box is
+// resumed, so that no box runs without an end that should have one. The caller holds the lock of b.
+func (l *lifetimes) renew(ctx context.Context, b *state.Box) error {
+	if !b.Record.PausedAtEnd {
+		return nil
+	}
+	caller := api.CallerOf(ctx)
+	if caller.Role == api.RoleBox && !b.Record.AutoResume {
+		return api.Errorf(api.ErrForbidden, "the box was paused at its end, and a key for one box cannot put that off; use a key that creates boxes")
+	}
+	record, now := b.Record, l.now()
+	ttl := cmp.Or(record.TTL, api.MaxTTL)
+	if l.bounds(ctx) {
+		ttl = min(ttl, l.most)
+	}
+	record.PausedAtEnd, record.ExpiresAt, record.UpdatedAt = false, now.Add(ttl), now
+	if err := l.records.Update(record); err != nil {
+		return change.NotStored(l.log, "the new end of the box could not be stored, and it was not resumed", err)
+	}
+	b.Record = record
+	l.keep(b)
+	return nil
+}
+
+// pauseAtEnd pauses a box. The processes of one that cannot be paused are ended, because a box can obstruct its pause: it then starts
+// again when it is resumed, with its files. The caller holds the lock of b.
+func (l *Service) pauseAtEnd(ctx context.Context, b *state.Box) error {
+	if b.Status == api.StatusIdle {
+		err := l.usage.Pause(ctx, b)
+		if err == nil || b.Deleting {
+			return err
+		}
+		l.log.Warn("a box could not be paused at its end, and its processes are ended", zap.String("box", string(b.ID)), zap.Error(err))
+	}
+	if b.Status == api.StatusPaused || b.Ended {
+		return nil
+	}
+	return l.halt(ctx, b)
+}
+
+// halt ends the processes of a box, which keeps its files and starts again when it is used, as after a restart of the host. The caller
+// holds the lock of b.
+func (l *Service) halt(ctx context.Context, b *state.Box) error {
+	defer b.BeginStateChange()()
+	b.Starts++ // the end of its first process is no failure
+	l.reach.Remove(b.ID)
+	if b.Connected() {
+		if err := l.net.Disconnect(ctx, &b.Box); err != nil {
+			return fmt.Errorf("its network: %w", err)
+		}
+	}
+	if err := b.Unlocked(func() error { return l.sandboxes.Stop(ctx, b.ID) }); err != nil {
+		return err
+	}
+	return b.SetState(l.records, api.StatusPaused, "")
+}
+
+// SetEnd implements the Host of [boxgate/api/boxes].
+func (l *Service) SetEnd(ctx context.Context, id policy.BoxID, end api.End) (is, was api.Box, err error) {
+	return l.lifetimes.setEnd(ctx, id, end)
+}
+
+// setEnd sets the action at the end of a box.
+func (l *lifetimes) setEnd(ctx context.Context, id policy.BoxID, end api.End) (is, was api.Box, err error) {
+	b, err := l.boxes.Lock(id)
+	if err != nil {
+		return is, was, err
+	}
+	defer b.Unlock()
+	was = b.View()
+	more := end.OnEnd == api.EndPause && b.Record.OnEnd != api.EndPause || end.AutoResume && !b.Record.AutoResume
+	switch {
+	case b.Deleting:
+		return is, was, api.ErrNotFound
+	case b.Record.Attached != nil:
+		return is, was, api.Errorf(api.ErrConflict, "an attached box has no end of its own; detach it when its sandbox ends")
+	case b.Record.KeepAlive && end.OnEnd == api.EndPause:
+		return is, was, api.Errorf(api.ErrConflict, "the box has keep_alive and cannot be paused")
+	case more && api.CallerOf(ctx).Role == api.RoleBox:
+		return is, was, api.Errorf(api.ErrForbidden, "a key for one box cannot keep the box beyond its end; use a key that creates boxes")
+	}
+	record := b.Record
+	record.OnEnd, record.AutoResume, record.UpdatedAt = storedEnd(end.OnEnd), end.AutoResume, l.now()
+	if err := l.records.Update(record); err != nil {
+		return is, was, change.NotStored(l.log, "what happens at the end of the box could not be stored, and has not changed", err)
+	}
+	b.Record = record
+	b.Publish()
+	return b.View(), was, nil
+}
+
+// storedEnd returns what a record holds for an action at the end of a box: "" for the default.
+func storedEnd(onEnd string) string {
+	if onEnd == api.EndDelete {
+		return ""
+	}
+	return onEnd
 }
 
 // SetLifetime implements the Host of [boxgate/api/boxes].
@@ -167,29 +264,31 @@ func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (
 		return api.Box{}, time.Time{}, err
 	}
 	defer b.Unlock()
-	now := l.now()
-	was = endOf(b.Record, now)
+	if b.Status != api.StatusCreating { // a pause at its end may have begun
+		if err := b.AwaitStateChange(ctx); err != nil {
+			return api.Box{}, time.Time{}, err
+		}
+	}
+	was = b.Record.ExpiresAt.Round(0) // of the wall clock, like what follows
 	switch {
 	case b.Deleting:
 		return api.Box{}, was, api.ErrNotFound
 	case b.Record.Attached != nil:
 		return api.Box{}, was, api.Errorf(api.ErrConflict, "an attached box has no end of its own; detach it when its sandbox ends")
+	case b.Record.PausedAtEnd:
+		return api.Box{}, was, api.Errorf(api.ErrConflict, "the box was paused at its end; resume it, which gives it a new one")
 	case b.Status == api.StatusCreating:
 		return api.Box{}, was, api.Errorf(api.ErrConflict, "the box is being created; try again when it is there")
 	}
-	end, err := endAfter(was, to, now.Wall)
-	if err == nil {
-		err = l.permit(ctx, end, was, now.Wall)
+	record, now := b.Record, l.now()
+	if record.ExpiresAt, err = endAfter(was, to, now); err == nil {
+		err = l.permit(ctx, record.ExpiresAt, was, now)
 	}
 	if err != nil {
 		return api.Box{}, was, err
 	}
-	record := never(b.Record)
-	if !end.IsZero() {
-		record = within(record, end.Sub(now.Wall), now)
-	}
-	record.Ephemeral = record.Ephemeral && !end.IsZero() // an ephemeral box is one with an end
-	record.UpdatedAt = now.Wall
+	record.Ephemeral = record.Ephemeral && !record.ExpiresAt.IsZero() // an ephemeral box is one with an end
+	record.TTL, record.UpdatedAt = cmp.Or(to.TTL, record.TTL, to.Extend), now
 	if err := l.records.Update(record); err != nil {
 		return api.Box{}, was, change.NotStored(l.log, "the end of the box could not be stored, and has not moved", err)
 	}

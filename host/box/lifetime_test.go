@@ -13,7 +13,9 @@ import (
 
 	"boxgate/api"
 	"boxgate/host/lease"
+	"boxgate/api/history"
 	"boxgate/host/state"
+	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/store"
 )
@@ -24,7 +26,8 @@ type ends struct {
 	box     *state.Box
 	stored  store.Box
 	deleted time.Time     // when the deletion began; zero: not yet
-	fail    int           // deletions that fail before one succeeds
+	paused  []time.Time   // when pauses began
+	fail    int           // deletions and pauses that fail before one succeeds
 	full    bool          // the store cannot be written
 	ahead   time.Duration // how far the wall clock is ahead
 	boot    string        // of the host
@@ -46,7 +49,7 @@ func newEnds(t *testing.T, ttl time.Duration) *ends {
 	now := func() lease.Now {
 		return lease.Now{Wall: time.Now().Add(e.ahead), Boot: e.boot, Since: time.Hour + time.Since(begun)}
 	}
-	record := store.Box{ID: "b1", State: "idle", Ephemeral: ttl > 0}
+	record := store.Box{ID: "b1", State: "idle", Ephemeral: ttl > 0, TTL: ttl}
 	if ttl > 0 {
 		record = within(record, ttl, now())
 	}
@@ -62,6 +65,14 @@ func newEnds(t *testing.T, ttl time.Duration) *ends {
 		b.Deleted = true
 		e.forget(b)
 		e.boxes.Remove(b.ID)
+		return nil
+	}, history: history.New(func(policy.BoxID) bool { return true }), pause: func(_ context.Context, b *state.Box) error {
+		e.paused = append(e.paused, time.Now())
+		if e.fail > 0 {
+			e.fail--
+			return errors.New("a process does not stop")
+		}
+		b.Status = api.StatusPaused
 		return nil
 	}}
 	e.boxes.Add(e.box)
@@ -179,7 +190,7 @@ func TestAnEndIsNotMissed(t *testing.T) {
 			t.Fatal("deleted by the process before")
 		}
 		e.boxes.HandedOver.Store(false)
-		time.Sleep(expiryRetry)
+		time.Sleep(expiryRetry + time.Second)
 		if !e.isDeleted() {
 			t.Error("the replacement failed, and the box has no end")
 		}
@@ -364,4 +375,118 @@ func TestBoxesOfKeysEndByTheOperatorsLimit(t *testing.T) {
 			e.forget(e.box)
 		}
 	})
+}
+
+// TestPausedAtTheEnd: a box with on_end pause is paused at its end instead of deleted, gets as much time as before when it is resumed, and
+// is deleted when it has been paused for as long as the operator allows.
+func TestPausedAtTheEnd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		e := newEnds(t, time.Hour)
+		e.kept, e.fail = 24*time.Hour, 2
+		if is, was, err := e.setEnd(t.Context(), "b1", api.End{OnEnd: api.EndPause}); err != nil || is.OnEnd != api.EndPause || was.OnEnd != "" || e.stored.OnEnd != api.EndPause {
+			t.Fatalf("%+v %+v %v", is, was, err)
+		}
+		time.Sleep(time.Hour + 2*expiryRetry + time.Second)
+		first := begun.Add(time.Hour)
+		if e.isDeleted() || len(e.paused) != 3 || !e.paused[0].Equal(first) || !e.stored.PausedAtEnd || !e.stored.ExpiresAt.Equal(first.Add(2*expiryRetry+24*time.Hour)) {
+			t.Fatalf("%v, %+v", e.paused, e.stored)
+		}
+		for _, set := range []api.Lifetime{{TTL: time.Hour}, {Unlimited: true}, {Extend: time.Second}} {
+			if _, _, err := e.set(t.Context(), "b1", set); !errors.Is(err, api.ErrConflict) {
+				t.Errorf("%+v: %v", set, err)
+			}
+		}
+		time.Sleep(time.Hour)
+		resume := func(ctx context.Context) error {
+			e.box.Lock()
+			defer e.box.Unlock()
+			err := e.renew(ctx, e.box)
+			if err == nil {
+				e.box.Status = api.StatusIdle
+			}
+			return err
+		}
+		as := func(r api.Role) context.Context { return api.WithCaller(t.Context(), api.Caller{Role: r}) }
+		if err := resume(as(api.RoleBox)); !errors.Is(err, api.ErrForbidden) || !e.stored.PausedAtEnd {
+			t.Errorf("a key for one box: %v", err)
+		}
+		e.full = true
+		if err := resume(as(api.RoleCreator)); !errors.Is(err, api.ErrUnavailable) || !e.box.Record.PausedAtEnd {
+			t.Errorf("a new end that cannot be stored: %v", err)
+		}
+		e.full = false
+		if err := resume(as(api.RoleCreator)); err != nil || e.stored.PausedAtEnd || !e.stored.ExpiresAt.Equal(time.Now().Add(time.Hour)) {
+			t.Errorf("%v, %+v", err, e.stored)
+		}
+		time.Sleep(time.Hour + time.Second)
+		if len(e.paused) != 4 || !e.stored.PausedAtEnd {
+			t.Errorf("at its next end: %v, %+v", e.paused, e.stored)
+		}
+		time.Sleep(24*time.Hour - 2*time.Second)
+		if e.isDeleted() {
+			t.Error("deleted too early")
+		}
+		if time.Sleep(2 * time.Second); !e.isDeleted() {
+			t.Error("the box is kept beyond launcher.max_paused")
+		}
+	})
+}
+
+// TestPauseAtTheEndIsBounded: the new end of a resumed box is within launcher.max_ttl, and a box that could not be created is deleted.
+func TestPauseAtTheEndIsBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			ttl, most, want time.Duration
+			role            api.Role
+		}{
+			{2 * time.Hour, time.Hour, time.Hour, ""}, {2 * time.Hour, time.Hour, time.Hour, api.RoleCreator}, {2 * time.Hour, time.Hour, 2 * time.Hour, api.RoleAdmin},
+			{time.Minute, time.Hour, time.Minute, ""}, {0, 0, api.MaxTTL, ""}, {0, time.Hour, time.Hour, ""},
+		} {
+			e := newEnds(t, c.ttl)
+			e.most = c.most
+			e.box.Lock()
+			e.box.Record.PausedAtEnd, e.box.Record.AutoResume = true, true
+			err := e.renew(api.WithCaller(t.Context(), api.Caller{Role: c.role}), e.box)
+			e.box.Unlock()
+			if left := time.Until(e.stored.ExpiresAt); err != nil || left != c.want {
+				t.Errorf("%+v: %v %v", c, left, err)
+			}
+			e.forget(e.box)
+		}
+		e := newEnds(t, time.Hour)
+		e.box.Lock()
+		e.box.Record.OnEnd, e.box.Record.State = api.EndPause, string(api.StatusError)
+		e.box.Unlock()
+		if time.Sleep(time.Hour + time.Second); !e.isDeleted() || len(e.paused) > 0 {
+			t.Error("a box that could not be created is kept")
+		}
+	})
+}
+
+// TestWhoMayKeepABox: keys for one box can neither have it paused at its end nor resumed by its use, but can take that back.
+func TestWhoMayKeepABox(t *testing.T) {
+	t.Parallel()
+	pause, auto := api.End{OnEnd: api.EndPause}, api.End{OnEnd: api.EndPause, AutoResume: true}
+	for _, c := range []struct {
+		is, to    api.End
+		role      api.Role
+		keepAlive bool
+		want      error
+	}{
+		{api.End{}, pause, api.RoleBox, false, api.ErrForbidden}, {api.End{}, auto, api.RoleBox, false, api.ErrForbidden}, {pause, auto, api.RoleBox, false, api.ErrForbidden},
+		{auto, pause, api.RoleBox, false, nil}, {pause, api.End{OnEnd: api.EndDelete}, api.RoleBox, false, nil}, {pause, pause, api.RoleBox, false, nil},
+		{api.End{}, auto, api.RoleCreator, false, nil}, {api.End{}, pause, api.RoleAdmin, true, api.ErrConflict}, {api.End{}, api.End{OnEnd: api.EndDelete}, api.RoleAdmin, true, nil},
+	} {
+		e := newEnds(t, time.Hour)
+		e.box.Record.OnEnd, e.box.Record.AutoResume, e.box.Record.KeepAlive = c.is.OnEnd, c.is.AutoResume, c.keepAlive
+		if _, _, err := e.setEnd(api.WithCaller(t.Context(), api.Caller{Role: c.role}), "b1", c.to); !errors.Is(err, c.want) {
+			t.Errorf("%+v: %v", c, err)
+		}
+		e.box.Lock()
+		e.forget(e.box)
+		e.box.Unlock()
+	}
 }

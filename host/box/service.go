@@ -91,7 +91,8 @@ func New(c Config) (*Service, error) {
 		meter: c.Meter, models: c.Models, quota: c.Quota, settings: c.Settings, snapshots: c.Snapshots, schedules: c.Schedules, history: c.History, holdings: c.Holdings,
 		cutRemote: c.CutRemote, admitted: c.Admit,
 	}
-	l.lifetimes = &lifetimes{log: l.log, records: l.records, boxes: l.boxes, delete: l.deleteLocked, most: l.cfg.Launcher.MaxTTL, now: lease.System}
+	l.lifetimes = &lifetimes{log: l.log, records: l.records, boxes: l.boxes, delete: l.deleteLocked, pause: l.pauseAtEnd, most: l.cfg.Launcher.MaxTTL, kept: l.cfg.Launcher.MaxPaused, history: l.history, now: lease.System}
+	l.usage.RenewBy(l.lifetimes.renew)
 	l.follower = sandboxwatch.New(followed{l}, l.log)
 	return l, nil
 }

@@ -2,6 +2,7 @@ package usage
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -205,6 +206,9 @@ func (v *Visits) Wake(ctx context.Context, id policy.BoxID, port uint16) error {
 	used := v.wake(ctx, id)
 	if err != nil {
 		b, err = v.boxes.Find(id)
+	}
+	if errors.Is(used, errAtEnd) {
+		return fmt.Errorf("%w: %w", ingress.ErrEnded, used)
 	}
 	if used != nil {
 		if err == nil && b.Shown.Load().Status == api.StatusError {

@@ -54,8 +54,9 @@ type Service struct {
 	history   *history.History
 	space     func(n int64) error
 	watcher   procwatch.Watcher
-	renewing  sync.Mutex         // serialises calls of RenewRoots
-	ends      prometheus.Counter // boxes whose first process has ended
+	renew     func(context.Context, *state.Box) error // see RenewBy
+	renewing  sync.Mutex                              // serialises calls of RenewRoots
+	ends      prometheus.Counter                      // boxes whose first process has ended
 }
 
 // New returns the service.
@@ -66,6 +67,10 @@ func New(c Config) (*Service, error) {
 	u := &Service{log: c.Log, records: c.Records, boxes: c.Boxes, sandboxes: c.Sandboxes, starter: c.Starter, history: c.History, space: c.Space}
 	return u, u.countEnds(c.Metrics)
 }
+
+// RenewBy sets the function that gives a box a new end before it is resumed, if it was paused at its end. An error of it keeps the box
+// paused. It is called with the lock of the box. Call RenewBy once, before there are boxes.
+func (u *Service) RenewBy(f func(context.Context, *state.Box) error) { u.renew = f }
 
 // Close stops watching the first processes of boxes.
 func (u *Service) Close() { u.watcher.Close() }
@@ -158,6 +163,9 @@ func (u *Service) awaken(ctx context.Context, b *state.Box) error {
 	case api.StatusIdle:
 		return nil // changed in the meantime
 	case api.StatusPaused:
+		if b.Record.PausedAtEnd && !b.Record.AutoResume {
+			return errAtEnd
+		}
 		if err := u.mayGoOn(b); err != nil {
 			return err
 		}
@@ -165,6 +173,9 @@ func (u *Service) awaken(ctx context.Context, b *state.Box) error {
 	}
 	return api.Errorf(api.ErrConflict, "the box is in state %s: %s", b.Status, b.Problem)
 }
+
+// errAtEnd refuses to wake a box by its use.
+var errAtEnd = api.Errorf(api.ErrConflict, "the box was paused at its end, and only a call of resume continues it, which gives it a new end; set auto_resume for boxes that any use continues")
 
 // PauseBox implements [boxgate/api/lifecycle.Host].
 func (u *Service) PauseBox(ctx context.Context, id policy.BoxID) (api.Box, error) {
@@ -217,6 +228,9 @@ func (u *Service) changeState(ctx context.Context, id policy.BoxID, f func(*stat
 	return b.View(), nil
 }
 
+// Pause is pause for a box that is idle and has no other change of state running. The caller holds the lock of b.
+func (u *Service) Pause(ctx context.Context, b *state.Box) error { return u.pause(ctx, b) }
+
 // pause freezes a box, and then stores its state. If that fails, the box is resumed. The caller holds the lock of b.
 func (u *Service) pause(ctx context.Context, b *state.Box) error {
 	ctx, cancel := change.Detach(ctx)
@@ -244,6 +258,11 @@ func (u *Service) pause(ctx context.Context, b *state.Box) error {
 func (u *Service) resume(ctx context.Context, b *state.Box) error {
 	ctx, cancel := change.Detach(ctx)
 	defer cancel()
+	if b.Record.PausedAtEnd {
+		if err := u.renew(ctx, b); err != nil {
+			return err
+		}
+	}
 	defer b.BeginStateChange()()
 	var err error
 	if b.Ended || !b.Connected() {

@@ -64,11 +64,50 @@ func ttlBody(args []string, extend time.Duration) (map[string]any, error) {
 func printTTL(w io.Writer, is struct {
 	ExpiresAt int64 `json:"expires_at"`
 	TTL       int64
+	OnEnd     string `json:"on_end"`
 }) error {
 	if is.ExpiresAt == 0 {
 		_, err := fmt.Fprintln(w, "the box has no end")
 		return err
 	}
-	_, err := fmt.Fprintf(w, "the box is deleted at %s, in %v\n", clockTime(is.ExpiresAt), time.Duration(is.TTL)*time.Second)
+	what := "deleted"
+	if is.OnEnd == api.EndPause {
+		what = "paused"
+	}
+	_, err := fmt.Fprintf(w, "the box is %s at %s, in %v\n", what, clockTime(is.ExpiresAt), time.Duration(is.TTL)*time.Second)
+	return err
+}
+
+const boxOnEndHelp = `Sets what happens at the end of a box: it is deleted, or paused until it is resumed, which gives it a new end, as far off
+as the last one it was given. With --auto-resume any use resumes it, such as a command or a request to a public URL. A paused box keeps
+its disk, and is deleted after launcher.max_paused.`
+
+// newBoxOnEnd is `gateway box on-end`.
+func newBoxOnEnd(o *cli.Options) *cobra.Command {
+	var auto bool
+	cmd := &cobra.Command{
+		Use: "on-end BOX delete|pause", Short: "Set whether a box is deleted or paused at its end", Long: boxOnEndHelp,
+		Example: "  gateway box on-end demo pause --auto-resume", Args: cli.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.Call(cmd, "PUT", api.BoxPath(args[0], "config/on-end"), map[string]any{"on_end": args[1], "auto_resume": auto}, cli.Decoded(printOnEnd))
+		},
+	}
+	cmd.Flags().BoolVar(&auto, "auto-resume", false, "any use resumes the paused box, not only a call of resume")
+	cli.MapFields(cmd, map[string]string{"/on_end": "delete|pause", "/auto_resume": "--auto-resume"})
+	return cmd
+}
+
+func printOnEnd(w io.Writer, is struct {
+	OnEnd      string `json:"on_end"`
+	AutoResume bool   `json:"auto_resume"`
+}) error {
+	text := "the box is deleted at its end"
+	switch {
+	case is.AutoResume:
+		text = "the box is paused at its end, and resumed by any use"
+	case is.OnEnd == api.EndPause:
+		text = "the box is paused at its end, and resumed by `gateway box resume`"
+	}
+	_, err := fmt.Fprintln(w, text)
 	return err
 }

@@ -14,8 +14,8 @@ import (
 
 // CreateFlags are the flags of `gateway box create` for the life of a box, its environment, git and its agent.
 type CreateFlags struct {
-	keepAlive, ephemeral              bool
-	initCommand                       string
+	keepAlive, ephemeral, autoResume  bool
+	initCommand, onEnd                string
 	ttl                               time.Duration
 	agent, model, key, base, harness  string
 	harnessArgs, skills               []string
@@ -31,6 +31,8 @@ func (c *CreateFlags) Add(cmd *cobra.Command) {
 	f.StringVar(&c.initCommand, "init-command", "", "with --keep-alive: shell command that runs at each start, or @FILE")
 	f.BoolVar(&c.ephemeral, "ephemeral", false, "remove the box after --ttl")
 	cli.Duration(f, &c.ttl, "ttl", 0, "with --ephemeral: life of the box, such as 1h, at most 3d (default: 3d)")
+	f.StringVar(&c.onEnd, "on-end", "", "what happens at the end of the box: delete or pause (default: delete)")
+	f.BoolVar(&c.autoResume, "auto-resume", false, "with --on-end pause: any use resumes the box, not only a call of resume")
 	f.StringVar(&c.agent, "agent", "", "harness of the agent: claude-code, codex, opencode, or custom with --harness")
 	f.StringVar(&c.model, "model", "", "model of the agent, such as anthropic/claude-sonnet-4-5")
 	f.StringVar(&c.key, "api-key-file", "", apiKeyHelp)
@@ -42,6 +44,7 @@ func (c *CreateFlags) Add(cmd *cobra.Command) {
 	f.StringVar(&c.gitHubToken, "github-token-file", "", "file with a token of GitHub, or - for standard input; it becomes header rules, and the box does not have it")
 	f.StringVar(&c.gitUserName, "git-user-name", "", "name for commits in the box")
 	f.StringVar(&c.gitMail, "git-user-email", "", "address for commits in the box")
+	offer(cmd, "on-end", "delete", "pause")
 	offer(cmd, "agent", append([]string{"custom"}, harnesses...)...)
 	c.variables.Add(cmd, "for every command in the box")
 	cli.MapFields(cmd, map[string]string{
@@ -69,7 +72,7 @@ func (c *CreateFlags) Set(cmd *cobra.Command, body map[string]any) error {
 		return err
 	}
 	set(body, map[string]string{
-		"init_command": start, "agent": c.agent, "model": c.model, "agent_api_key": key, "agent_base_url": c.base,
+		"init_command": start, "on_end": c.onEnd, "agent": c.agent, "model": c.model, "agent_api_key": key, "agent_base_url": c.base,
 		"github_token": token, "git_user_name": c.gitUserName, "git_user_email": c.gitMail,
 	})
 	if c.keepAlive {
@@ -77,6 +80,9 @@ func (c *CreateFlags) Set(cmd *cobra.Command, body map[string]any) error {
 	}
 	if c.ephemeral {
 		body["ephemeral"] = true
+	}
+	if c.autoResume {
+		body["auto_resume"] = true
 	}
 	if c.ttl != 0 {
 		body["ttl"] = int64((c.ttl + time.Second - 1) / time.Second)
