@@ -84,6 +84,22 @@ func BoxesPath(label string) string {
 	return "/v2/box?" + url.Values{"label": {label}}.Encode()
 }
 
+// SelectionPath returns the path of the list of the boxes with a label, if one is given, and with all entries of metadata.
+func SelectionPath(label string, metadata map[string]string) string {
+	if len(metadata) == 0 {
+		return BoxesPath(label)
+	}
+	pairs, query := url.Values{}, url.Values{}
+	for key, value := range metadata {
+		pairs.Set(key, value)
+	}
+	query.Set("metadata", pairs.Encode())
+	if label != "" {
+		query.Set("label", label)
+	}
+	return "/v2/box?" + query.Encode()
+}
+
 // BoxPath returns the API path of a box, or of a resource below it.
 func BoxPath(box string, below ...string) string {
 	return "/v2/box/" + url.PathEscape(box) + strings.Join(append([]string{""}, below...), "/")

@@ -55,7 +55,8 @@ type Box struct {
 	ID              policy.BoxID
 	Name            string // may be empty
 	Labels          []string
-	Size            string // small, medium or large
+	Metadata        map[string]string // never changed; may be nil
+	Size            string            // small, medium or large
 	Runtime         string
 	KeepAlive       bool
 	InitCommand     string
@@ -165,6 +166,7 @@ type Lifetime struct {
 type CreateRequest struct {
 	Name        string // may be empty
 	Labels      []string
+	Metadata    map[string]string
 	Snapshot    string // ID, may be empty. Fields that are empty then take the snapshot's value
 	Size        string // empty only with Snapshot
 	Runtime     string // "" for the default
@@ -215,8 +217,9 @@ type AgentTotals struct {
 
 // Configuration holds the settings of a box, other than its rules, that can be changed.
 type Configuration struct {
-	Labels []string
-	Hosted Hosted
+	Labels   []string
+	Metadata map[string]string // replaced, not changed
+	Hosted   Hosted
 }
 
 // AgentCustom is the agent of a box that uses a custom harness.
@@ -264,7 +267,18 @@ type MCPServer struct {
 
 // BoxFilter selects boxes. The zero value selects all boxes.
 type BoxFilter struct {
-	Label string // only boxes with this label
+	Label    string            // only boxes with this label
+	Metadata map[string]string // only boxes with all these entries
+}
+
+// Selects reports whether a box is selected.
+func (f BoxFilter) Selects(b Box) bool {
+	for key, value := range f.Metadata {
+		if has, ok := b.Metadata[key]; !ok || has != value {
+			return false
+		}
+	}
+	return f.Label == "" || slices.Contains(b.Labels, f.Label)
 }
 
 // Workspace is the home and working directory of a box, unless it was created with another one. Relative paths are relative to it.

@@ -61,6 +61,8 @@ type Box struct {
 	// Extra has the fields of the hosted product, stored and returned unchanged. It is sealed, because programs put
 	// tokens there.
 	Extra json.RawMessage `json:"-"`
+	// Metadata are the texts that programs keep with the box, sealed for the same reason.
+	Metadata map[string]string `json:"-"`
 	// Env is the environment of the box, sealed.
 	Env map[string]name.Secret `json:"-"`
 	// Secrets are the other secrets of the box by the name its owner gave them, sealed.
@@ -124,7 +126,8 @@ type sealedBoxFields struct {
 	Secrets map[string]string `json:"secrets,omitempty"`
 	Extra   json.RawMessage   `json:"extra,omitempty"`
 
-	PlaceholderKey []byte `json:"placeholder_key,omitempty"`
+	Metadata       map[string]string `json:"metadata,omitempty"`
+	PlaceholderKey []byte            `json:"placeholder_key,omitempty"`
 }
 
 // Get returns a box by its ID, or [ErrNotFound].
@@ -259,7 +262,7 @@ func getBox(tx *transaction, id policy.BoxID) (Box, error) {
 	if err := tx.openJSON(layout.Secrets, string(id), sealed, &s); err != nil {
 		return Box{}, err
 	}
-	b.Env, b.Secrets, b.Extra = toSecrets(s.Env), toSecrets(s.Secrets), s.Extra
+	b.Env, b.Secrets, b.Extra, b.Metadata = toSecrets(s.Env), toSecrets(s.Secrets), s.Extra, s.Metadata
 	b.PlaceholderKey = name.NewSecret(string(s.PlaceholderKey))
 	return b, nil
 }
@@ -271,7 +274,7 @@ func putBox(tx *transaction, b Box) error {
 		return err
 	}
 	sealed, err := tx.sealJSON(layout.Secrets, string(b.ID),
-		sealedBoxFields{Env: toPlain(b.Env), Secrets: toPlain(b.Secrets), Extra: b.Extra, PlaceholderKey: []byte(b.PlaceholderKey.Reveal())})
+		sealedBoxFields{Env: toPlain(b.Env), Secrets: toPlain(b.Secrets), Extra: b.Extra, Metadata: b.Metadata, PlaceholderKey: []byte(b.PlaceholderKey.Reveal())})
 	if err != nil {
 		return err
 	}

@@ -193,7 +193,7 @@ func (h *Host) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
 	defer leave()
 	var list []api.Box
 	for _, id := range slices.Sorted(maps.Keys(h.ByID)) {
-		if b := h.ByID[id]; f.Label == "" || slices.Contains(b.Labels, f.Label) {
+		if b := h.ByID[id]; f.Selects(b.Box) {
 			list = append(list, b.Box)
 		}
 	}

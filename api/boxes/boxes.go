@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"reflect"
 	"strconv"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/api/spec"
 	"boxgate/api/strict"
 	"boxgate/llm"
 	"boxgate/policy"
@@ -115,7 +117,8 @@ func (e *Endpoints) Routes() []rest.Route {
 
 // listQuery selects boxes.
 type listQuery struct {
-	Label string `json:"label,omitempty" doc:"only boxes with this label" example:"beta"`
+	Label    string `json:"label,omitempty" doc:"only boxes with this label" example:"beta"`
+	Metadata string `json:"metadata,omitempty" doc:"only boxes with all these entries: pairs as in a query, encoded once more as the value of this parameter" example:"user=42&stage=test"`
 }
 
 func (e *Endpoints) listBoxes(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -123,7 +126,12 @@ func (e *Endpoints) listBoxes(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	if err := rest.Query(r, &query); err != nil {
 		return rest.Reply{}, err
 	}
-	boxes, err := e.Boxes.Boxes(r.Context(), api.BoxFilter{Label: query.Label})
+	filter := api.BoxFilter{Label: query.Label}
+	var err error
+	if filter.Metadata, err = metadataOf(query.Metadata); err != nil {
+		return rest.Reply{}, err
+	}
+	boxes, err := e.Boxes.Boxes(r.Context(), filter)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -134,6 +142,22 @@ func (e *Endpoints) listBoxes(_ http.ResponseWriter, r *http.Request) (rest.Repl
 		}
 	}
 	return rest.Reply{Body: views}, nil
+}
+
+// metadataOf reads entries of metadata from a query parameter.
+func metadataOf(text string) (map[string]string, error) {
+	pairs, err := url.ParseQuery(text)
+	if err != nil || len(pairs) > spec.MaxMetadata {
+		return nil, problem.Refuse(http.StatusUnprocessableEntity, "query parameter %q must be at most %d pairs as in a query, such as user=42&stage=test, encoded", "metadata", spec.MaxMetadata)
+	}
+	entries := make(map[string]string, len(pairs))
+	for key, values := range pairs {
+		if len(values) > 1 {
+			return nil, problem.Refuse(http.StatusUnprocessableEntity, "query parameter %q has the key %q twice", "metadata", problem.Clip(key))
+		}
+		entries[key] = values[0]
+	}
+	return entries, nil
 }
 
 // fresh finds boxes with fresh usage.
@@ -229,6 +253,7 @@ type boxView struct {
 	CustomerID     string            `json:"customer_id"`
 	Name           string            `json:"name,omitempty"`
 	Labels         []string          `json:"labels"`
+	Metadata       map[string]string `json:"metadata,omitempty"`
 	Size           string            `json:"size"`
 	Runtime        string            `json:"runtime,omitempty"`
 	KeepAlive      bool              `json:"keep_alive"`
@@ -277,7 +302,7 @@ type boxView struct {
 
 func viewBox(b api.Box) boxView {
 	v := boxView{
-		ID: b.ID, CustomerID: api.CustomerID, Name: b.Name, Labels: orEmpty(b.Labels), Size: b.Size, Runtime: b.Runtime,
+		ID: b.ID, CustomerID: api.CustomerID, Name: b.Name, Labels: orEmpty(b.Labels), Metadata: b.Metadata, Size: b.Size, Runtime: b.Runtime,
 		KeepAlive: b.KeepAlive, Status: b.Status, Error: b.Error, Progress: b.Progress, Ephemeral: b.Ephemeral, Root: b.Root, ExpiresAt: max(b.ExpiresAt.Unix(), 0),
 		NetworkPolicy: b.Policy.Spec, PolicyVersion: b.Policy.Version, NamedPolicy: b.Policy.Named,
 		Attached: b.Attached, Sources: b.Source.Addrs(), Limits: b.EffectiveLimits.Map(),

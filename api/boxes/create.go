@@ -25,6 +25,7 @@ import (
 type createBody struct {
 	Name          string            `json:"name,omitempty"`
 	Labels        []string          `json:"labels,omitempty" doc:"at most 5, of at most 20 letters, digits, '.', '_', '-', ':', '='"`
+	Metadata      map[string]string `json:"metadata,omitempty" doc:"texts of your programs about the box, shown with it: at most 64, with keys of at most 128 bytes, values of 2,048, and 16 KiB together"`
 	Size          string            `json:"size,omitempty" doc:"absent: small" enum:"small medium large"`
 	Runtime       string            `json:"runtime,omitempty"`
 	KeepAlive     bool              `json:"keep_alive,omitempty"`
@@ -78,7 +79,7 @@ var (
 func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, error) {
 	var p problem.List
 	req := api.CreateRequest{
-		Name: b.Name, Labels: b.Labels, Size: b.Size, Runtime: b.Runtime, KeepAlive: b.KeepAlive,
+		Name: b.Name, Labels: b.Labels, Metadata: b.Metadata, Size: b.Size, Runtime: b.Runtime, KeepAlive: b.KeepAlive,
 		InitCommand: b.InitCommand, User: b.User, Home: b.Home, Ephemeral: b.Ephemeral, TTL: b.ttl(&p),
 		End: api.End{OnEnd: b.OnEnd, AutoResume: b.AutoResume},
 	}
@@ -186,6 +187,7 @@ func (b *createBody) checkNames(p *problem.List) {
 	if b.Runtime != "" && !runtimePat.MatchString(b.Runtime) {
 		p.Add("/runtime", "is not the name of a runtime")
 	}
+	spec.Metadata(p, "/metadata", b.Metadata)
 	spec.UserName(p, "/user", b.User)
 	spec.Home(p, "/home", b.Home)
 	spec.Text(p, "/init_command", b.InitCommand, 64<<10, true)
@@ -380,6 +382,9 @@ func describeCreate(b api.Box, req api.CreateRequest) *rest.Change {
 	}
 	if b.User != "" || b.Home != "" {
 		what["user"], what["home"] = b.UserName(), b.HomeDir()
+	}
+	if len(b.Metadata) > 0 {
+		what["metadata"] = slices.Sorted(maps.Keys(b.Metadata))
 	}
 	if b.OnEnd != "" {
 		what["on_end"], what["auto_resume"] = b.OnEnd, b.AutoResume

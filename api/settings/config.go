@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"maps"
 	"net/http"
 	"slices"
 
@@ -17,6 +18,11 @@ type labelBody struct {
 type labelsView struct {
 	Message string   `json:"message"`
 	Labels  []string `json:"labels" doc:"all labels of the box"`
+}
+
+// metadataBody has the texts that programs keep with a box.
+type metadataBody struct {
+	Metadata map[string]string `json:"metadata" doc:"all entries; others are removed. At most 64, with keys of at most 128 bytes, values of 2,048, and 16 KiB together"`
 }
 
 type runnerBody struct {
@@ -83,6 +89,30 @@ func (e *Endpoints) removeLabel(_ http.ResponseWriter, r *http.Request) (rest.Re
 	}
 	e.History.Log(box.ID, "info", "user", "label %s removed", label)
 	return rest.Reply{Body: labelsView{"Label removed", emptied(box.Labels)}, Change: changed(box, "label_removed", label)}, nil
+}
+
+func (e *Endpoints) putMetadata(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var body metadataBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	var p problem.List
+	if body.Metadata == nil {
+		p.Add("/metadata", "is required; {} removes all entries")
+	}
+	spec.Metadata(&p, "/metadata", body.Metadata)
+	if err := p.Err(); err != nil {
+		return rest.Reply{}, err
+	}
+	box, err := e.configure(r, func(c *api.Configuration) error {
+		c.Metadata = body.Metadata
+		return nil
+	})
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	e.History.Log(box.ID, "info", "user", "metadata replaced")
+	return rest.Reply{Body: body, Change: &rest.Change{Box: box.ID, What: map[string]any{"metadata": slices.Sorted(maps.Keys(body.Metadata))}}}, nil
 }
 
 func (e *Endpoints) putRunner(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {

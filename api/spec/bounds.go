@@ -12,9 +12,14 @@ import (
 // (policies, header rules) have their own bounds in package policy. TestStoredTextIsBounded tries all fields of all bodies.
 const (
 	MaxLabels    = 5
+	MaxMetadata  = 64 // entries
 	MaxSkills    = 64
 	MaxVariables = 4096
 	MaxKey       = 4096 // bytes of a key that is stored without a use
+
+	maxMetadataKey  = 128      // bytes
+	maxMetadataText = 2048     // bytes of a value
+	maxMetadataAll  = 16 << 10 // bytes of all keys and values of a box
 
 	maxArgs    = 256       // of a command that is stored
 	maxCommand = 256 << 10 // bytes of such a command
@@ -56,3 +61,24 @@ func Line(p *problem.List, at, text string) { Text(p, at, text, maxText, false) 
 
 // URL checks the size of a URL, which its user parses.
 func URL(p *problem.List, at, text string) { Text(p, at, text, maxURL, false) }
+
+// Metadata checks the texts that programs keep with a box.
+func Metadata(p *problem.List, at string, entries map[string]string) {
+	if len(entries) > MaxMetadata {
+		p.Add(at, "has %d entries; the limit is %d", len(entries), MaxMetadata)
+		return
+	}
+	sum := 0
+	for key, value := range entries {
+		one := at + "/" + problem.EscapeKey(problem.Clip(key))
+		if key == "" {
+			p.Add(one, "the key must not be empty")
+		}
+		Text(p, one, key, maxMetadataKey, false)
+		Text(p, one, value, maxMetadataText, true)
+		sum += len(key) + len(value)
+	}
+	if sum > maxMetadataAll {
+		p.Add(at, "has %d bytes; the limit is %d", sum, maxMetadataAll)
+	}
+}

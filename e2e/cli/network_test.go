@@ -43,6 +43,26 @@ func TestBoxNetwork(t *testing.T) {
 	harness.Contains(t, w.Run(2, nil, "", "box", "network", "set", "demo", "--policy", "deny-all"), "--headers '{}'")
 }
 
+// TestMetadata: the metadata of a box is given, replaced, printed and removed, selects boxes, and cannot control a terminal.
+func TestMetadata(t *testing.T) {
+	t.Parallel()
+	w := harness.Shared(t)
+	w.Create(map[string]any{"name": "other"})
+	w.Run(0, nil, "", "box", "create", "--name", "marked", "--metadata", "user=42", "--metadata", "note=a=b")
+	harness.Contains(t, w.Run(0, nil, "", "box", "metadata", "marked"), "note  a=b", "user  42")
+	if out := w.Run(0, nil, "", "box", "list", "--metadata", "user=42"); strings.Contains(out, "other") || !strings.Contains(out, "marked") {
+		t.Errorf("selected: %s", out)
+	}
+	if out := w.Run(0, nil, "", "box", "metadata", "marked", "x=one\ntwo\u009b31m"); !strings.Contains(out, `x  one two\u{009b}31m`) || strings.Contains(out, "user") {
+		t.Errorf("replaced: %q", out)
+	}
+	if out := w.Run(0, nil, "", "box", "metadata", "marked", "--clear"); strings.TrimSpace(out) != "" {
+		t.Errorf("cleared: %q", out)
+	}
+	harness.Contains(t, w.Run(2, nil, "", "box", "metadata", "marked", "user"), "KEY=VALUE")
+	harness.Contains(t, w.Run(1, nil, "", "box", "metadata", "marked", "user="+strings.Repeat("x", 2049)), "must be at most 2048 bytes")
+}
+
 // TestBoxTTL: the end of a box is set, put off and removed.
 func TestBoxTTL(t *testing.T) {
 	t.Parallel()

@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -83,5 +84,38 @@ func TestConfigurationIsKept(t *testing.T) {
 		if err := w.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestMetadataOfBoxes: the metadata of a box is shown, selects boxes, is kept when the gateway is killed, and is replaced as a whole.
+func TestMetadataOfBoxes(t *testing.T) {
+	t.Parallel()
+	w := harness.Shared(t)
+	box := w.Create(map[string]any{"metadata": map[string]string{"user": "42", "note": "a=b&c d\nü"}})
+	w.Create(map[string]any{"metadata": map[string]string{"user": "43"}})
+	check := func(what string, want map[string]string) {
+		t.Helper()
+		var is struct{ Metadata map[string]string }
+		if err := w.Client.Get(t.Context(), api.BoxPath(box), &is); err != nil || !maps.Equal(is.Metadata, want) {
+			t.Errorf("%s: %v %v", what, is, err)
+		}
+		var found []struct{ ID string }
+		if err := w.Client.Get(t.Context(), api.SelectionPath("", want), &found); err != nil || len(found) != 1 || found[0].ID != box {
+			t.Errorf("%s, found: %v %v", what, found, err)
+		}
+	}
+	first := map[string]string{"user": "42", "note": "a=b&c d\nü"}
+	check("created", first)
+	w.Kill()
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("after a restart of the gateway", first)
+	second := map[string]string{"stage": "test"}
+	putConfig(w, api.BoxPath(box, "config/metadata"), map[string]any{"metadata": second})
+	check("replaced", second)
+	var found []struct{ ID string }
+	if err := w.Client.Get(t.Context(), api.SelectionPath("", map[string]string{"user": "42"}), &found); err != nil || len(found) != 0 {
+		t.Errorf("found by the former metadata: %v %v", found, err)
 	}
 }

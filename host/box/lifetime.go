@@ -213,7 +213,7 @@ func (l *lifetimes) setEnd(ctx context.Context, id policy.BoxID, end api.End) (i
 	return b.View(), was, nil
 }
 
-// storedEnd returns what a record holds for an action at the end of a box: "" for the default.
+// storedEnd returns the form of an action at the end of a box in a record: "" for the default.
 func storedEnd(onEnd string) string {
 	if onEnd == api.EndDelete {
 		return ""

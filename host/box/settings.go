@@ -115,13 +115,13 @@ func (s *Settings) Configure(_ context.Context, id policy.BoxID, edit func(*api.
 		return api.Box{}, err
 	}
 	defer b.Unlock()
-	next := api.Configuration{Labels: slices.Clone(b.Record.Labels), Hosted: b.Hosted}
+	next := api.Configuration{Labels: slices.Clone(b.Record.Labels), Metadata: b.Record.Metadata, Hosted: b.Hosted}
 	next.Hosted.Skills = slices.Clone(b.Hosted.Skills)
 	if err := edit(&next); err != nil {
 		return api.Box{}, err
 	}
 	record := b.Record
-	record.Labels, record.UpdatedAt = next.Labels, time.Now()
+	record.Labels, record.Metadata, record.UpdatedAt = next.Labels, next.Metadata, time.Now()
 	if record.Extra, err = json.Marshal(next.Hosted); err != nil {
 		return api.Box{}, err
 	}

@@ -204,7 +204,7 @@ func (b *Box) Publish() {
 		b.Token.Store(a.Token)
 	}
 	b.Shown.Store(&api.Box{
-		ID: b.ID, Name: b.Name, Labels: b.Record.Labels, Size: b.Record.Size, Runtime: b.Record.Runtime,
+		ID: b.ID, Name: b.Name, Labels: b.Record.Labels, Metadata: b.Record.Metadata, Size: b.Record.Size, Runtime: b.Record.Runtime,
 		KeepAlive: b.Record.KeepAlive, InitCommand: b.Record.InitCommand, User: b.Record.User, Home: b.Record.Home, Ephemeral: b.Record.Ephemeral,
 		ExpiresAt: b.Record.ExpiresAt, OnEnd: b.Record.OnEnd, AutoResume: b.Record.AutoResume, PausedAtEnd: b.Record.PausedAtEnd, Status: b.Status, Error: b.Problem, V4: b.V4, V6: b.V6, Source: b.Record.Source, Root: b.Rooted, Limits: api.BoxLimits(b.Record.Limits), Policy: b.policyState(),
 		Hosted: b.Hosted, Attached: attachedView(b.Record.Attached, b.Tap), CreatedBy: b.Record.CreatedBy, CreatedAt: b.CreatedAt, UpdatedAt: b.Record.UpdatedAt,

@@ -3,7 +3,6 @@ package usage
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -469,7 +468,7 @@ func (l *Listing) withUsage(v api.Box, fresh bool) api.Box {
 func (l *Listing) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
 	var views []api.Box
 	for _, b := range l.All() {
-		if v := b.View(); f.Label == "" || slices.Contains(v.Labels, f.Label) {
+		if v := b.View(); f.Selects(v) {
 			views = append(views, l.withUsage(v, false))
 		}
 	}

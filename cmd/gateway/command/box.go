@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -29,20 +30,71 @@ func newBoxCommand(o *cli.Options) *cobra.Command {
 	cmd := cli.Group("box", "Create, list, use and remove boxes")
 	cmd.AddCommand(newBoxCreate(o), newBoxList(o), newBoxGet(o), newBoxExec(o), newBoxShell(o))
 	cmd.AddCommand(newBoxState(o, "pause", "Freeze boxes: they keep their memory and use no CPU"), newBoxState(o, "resume", "Resume paused boxes, and start boxes whose first process has ended"))
-	cmd.AddCommand(newBoxCopy(o), newBoxSnapshot(o), newBoxSelfTest(o), newBoxTraffic(o), newBoxHAR(o), newBoxRemove(o), newBoxAttach(o), newBoxReattach(o), newBoxDetach(o), newBoxToken(o), newBoxInstallCA(o), newBoxSource(o), newBoxLimits(o), newBoxLabel(o), newBoxNetwork(o), newBoxTTL(o), newBoxOnEnd(o))
+	cmd.AddCommand(newBoxCopy(o), newBoxSnapshot(o), newBoxSelfTest(o), newBoxTraffic(o), newBoxHAR(o), newBoxRemove(o), newBoxAttach(o), newBoxReattach(o), newBoxDetach(o), newBoxToken(o), newBoxInstallCA(o), newBoxSource(o), newBoxLimits(o), newBoxLabel(o), newBoxNetwork(o), newBoxTTL(o), newBoxOnEnd(o), newBoxMetadata(o))
 	cmd.AddCommand(boxes.Commands(o, func(cmd *cobra.Command, label string) error { return listBoxes(cmd, o, label) })...)
 	return cmd
 }
 
 func newBoxList(o *cli.Options) *cobra.Command {
 	var label string
+	var pairs []string
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the boxes", Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return listBoxes(cmd, o, label)
+			metadata, err := metadataOf(pairs)
+			if err != nil {
+				return err
+			}
+			return o.Call(cmd, "GET", api.SelectionPath(label, metadata), nil, cli.Decoded(printBoxes))
 		},
 	}
 	cmd.Flags().StringVar(&label, "label", "", "only boxes with this label")
+	cmd.Flags().StringArrayVar(&pairs, "metadata", nil, "only boxes with this entry of metadata, KEY=VALUE (may be repeated)")
+	return cmd
+}
+
+// metadataOf reads entries of metadata from arguments KEY=VALUE.
+func metadataOf(pairs []string) (map[string]string, error) {
+	entries := map[string]string{}
+	for _, pair := range pairs {
+		key, value, ok := strings.Cut(pair, "=")
+		if _, twice := entries[key]; !ok || key == "" || twice {
+			return nil, cli.Usagef("%q: metadata is KEY=VALUE, with different keys", pair)
+		}
+		entries[key] = value
+	}
+	return entries, nil
+}
+
+// newBoxMetadata is `gateway box metadata`.
+func newBoxMetadata(o *cli.Options) *cobra.Command {
+	var clear bool
+	cmd := &cobra.Command{
+		Use: "metadata BOX [KEY=VALUE...]", Short: "Replace the metadata of a box, or print it", Args: cli.MinArgs(1),
+		Example: "  gateway box metadata demo user=42 stage=test\n  gateway box metadata demo --clear\n  gateway box list --metadata user=42",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			entries, err := metadataOf(args[1:])
+			if err != nil {
+				return err
+			}
+			if clear && len(entries) > 0 {
+				return cli.Usagef("--clear removes all entries; leave out %s", args[1])
+			}
+			method, path, body := "GET", api.BoxPath(args[0]), any(nil)
+			if clear || len(entries) > 0 {
+				method, path, body = "PUT", api.BoxPath(args[0], "config/metadata"), map[string]any{"metadata": entries}
+			}
+			return o.Call(cmd, method, path, body, cli.Decoded(func(w io.Writer, is struct{ Metadata map[string]string }) error {
+				var rows [][]string
+				for _, key := range slices.Sorted(maps.Keys(is.Metadata)) {
+					rows = append(rows, []string{cli.Prose(oneLine(key)), cli.Prose(oneLine(is.Metadata[key]))})
+				}
+				return cli.Table(w, rows...)
+			}))
+		},
+	}
+	cli.MapFields(cmd, map[string]string{"/metadata": "KEY=VALUE"})
+	cmd.Flags().BoolVar(&clear, "clear", false, "remove all entries")
 	return cmd
 }
 

@@ -21,7 +21,7 @@ import (
 // boxCreate holds the flags of `gateway box create`.
 type boxCreate struct {
 	name, size, runtime, user, home, policy, headers, snapshot string
-	sources, limits, labels                                    []string
+	sources, limits, labels, metadata                          []string
 	more                                                       boxes.CreateFlags
 }
 
@@ -66,6 +66,7 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 	f.StringVar(&c.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -; a file keeps secrets out of the process list`)
 	f.StringVar(&c.snapshot, "from-snapshot", "", "ID of a snapshot with the files of the box; also its size and policy unless they are given")
 	f.StringArrayVar(&c.labels, "label", nil, labelHelp)
+	f.StringArrayVar(&c.metadata, "metadata", nil, "text about the box for your programs, KEY=VALUE (may be repeated)")
 	f.StringArrayVar(&c.sources, "source", nil, sourceHelp)
 	f.StringArrayVar(&c.limits, "limit", nil, limitHelp)
 	c.more.Add(cmd)
@@ -79,6 +80,13 @@ func (c *boxCreate) body(cmd *cobra.Command) (boxBody, error) {
 		return nil, err
 	}
 	body.setLabels(c.labels)
+	metadata, err := metadataOf(c.metadata)
+	if err != nil {
+		return nil, err
+	}
+	if len(metadata) > 0 {
+		body["metadata"] = metadata
+	}
 	body.setSources(c.sources)
 	if err := body.setLimits(c.limits); err != nil {
 		return nil, err
@@ -90,7 +98,7 @@ func (c *boxCreate) body(cmd *cobra.Command) (boxBody, error) {
 type boxBody map[string]any
 
 // sentByBox maps members of the request for a new box to flags, for commands that create boxes.
-var sentByBox = map[string]string{"/network_policy": "--policy", "/network_policy/named": "--policy", "/attach_headers": "--headers", "/source_addresses": "--source", "/limits": "--limit=", "/labels": "--label"}
+var sentByBox = map[string]string{"/network_policy": "--policy", "/network_policy/named": "--policy", "/attach_headers": "--headers", "/source_addresses": "--source", "/limits": "--limit=", "/labels": "--label", "/metadata": "--metadata="}
 
 // setText sets the fields that are not empty.
 func (b boxBody) setText(fields map[string]string) {
