@@ -98,6 +98,23 @@ type Usage struct {
 	Models             ModelUsage
 }
 
+// UsageSamples are the use of a box over time, and the resources that it may use.
+type UsageSamples struct {
+	Interval time.Duration
+	CPUs     float64
+	Memory   int64         // bytes
+	Disk     int64         // bytes; 0: not limited
+	Samples  []UsageSample // the oldest first
+}
+
+// UsageSample is the use of a box in the interval before a time.
+type UsageSample struct {
+	At            time.Time
+	CPUs          float64 // busy ones, on average
+	Memory, Cache int64   // bytes; Memory contains Cache
+	Disk          int64   // bytes, as last counted
+}
+
 // ModelSum is the use of one model, or of several.
 type ModelSum struct {
 	Model string // letters, digits and . _ - : / @ + only; empty: all

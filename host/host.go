@@ -123,7 +123,7 @@ func (h *Host) Services() server.Services {
 	return server.Services{
 		Boxes: usage.NewListing(h.parts.boxes, h.parts.meter, h.parts.models.Box), Life: h.lifecycle, Lifecycle: h.usage, Commands: h.usage, Sessions: h.usage, Files: h.usage, Git: h.git,
 		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, Versions: h.versions, URLs: h.publicURLs,
-		Schedules: h.scheduled, Webhooks: h.scheduled, Snapshots: h.snapshots, SelfTests: h.selfTests, Doctor: h.doctor, Captures: h.captures, Keys: h.keys, TrailReader: h.auditTrail,
+		Schedules: h.scheduled, Webhooks: h.scheduled, Snapshots: h.snapshots, SelfTests: h.selfTests, Samples: h.parts.samples, Doctor: h.doctor, Captures: h.captures, Keys: h.keys, TrailReader: h.auditTrail,
 		Health: h.health, Store: h.keys, Secrets: h.sources, Authorities: h.authorities, Approvals: h.approvals, Models: h.parts.models,
 	}
 }
@@ -197,6 +197,7 @@ type parts struct {
 	shared          *rules.Shared     // inputs shared by the policies of all boxes
 	firewall        *firewall.Firewall
 	meter           *meter.Meter
+	samples         *usage.Samples  // of the use of boxes
 	models          *models.Service // accounts of models
 	traffic         *remoteTraffic  // of remote boxes
 }

@@ -219,6 +219,7 @@ func (p *parts) openMeter(context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	p.samples = usage.NewSamples(p.boxes, state.Sandboxes{Launcher: p.launcher}, p.meter)
 	p.launcher.OnGroupRemoval(func(id policy.BoxID) { p.meter.Read(id) })
 	return p.metrics.Register(p.meter)
 }

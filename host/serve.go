@@ -301,6 +301,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 		return nil
 	})
 	run("metering", func() error { h.parts.meter.Run(ctx); return nil })
+	run("sampling the use of boxes", func() error { h.parts.samples.Run(ctx); return nil })
 	run("accounts of models", func() error { h.parts.models.Run(ctx); return nil })
 	run("traffic of earlier processes", func() error { h.parts.traffic.follow(ctx); return nil })
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })

@@ -2,6 +2,7 @@ package launcher
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -267,6 +269,29 @@ var ErrNoUsage = cgroup.ErrGone
 
 // Usage returns the resource usage of a box's processes since its control group was created.
 func (l *Launcher) Usage(id policy.BoxID) (Usage, error) { return l.cgroup(id).Usage() }
+
+// Cache returns how many bytes of a box's memory hold files, which the kernel takes back if it needs the memory; 0 if unknown.
+func (l *Launcher) Cache(id policy.BoxID) int64 { return l.cgroup(id).Cache() }
+
+// Capacity are the resources of a box.
+type Capacity struct {
+	CPUs   float64
+	Memory int64 // bytes
+	Disk   int64 // bytes; 0: not limited
+}
+
+// CapacityOf returns the resources of a box of a size.
+func (l *Launcher) CapacityOf(id policy.BoxID, size string) (Capacity, error) {
+	limits, err := Size(size).limits()
+	if err != nil {
+		return Capacity{}, err
+	}
+	has := Capacity{CPUs: min(float64(limits.CPUs), float64(runtime.NumCPU())), Memory: limits.Memory}
+	if _, err := os.Stat(l.dirs.limited(id)); err == nil {
+		has.Disk = l.cfg.Disk.Of(cmp.Or(size, string(SizeSmall))).Bytes
+	}
+	return has, nil
+}
 
 // Writes counts the disk writes of a box's processes.
 type Writes = cgroup.Writes

@@ -143,6 +143,7 @@ var grants = map[string]grant{
 	"deleteBox":             own | changes,
 	"getBoxStatus":          own | reads,
 	"setLifetime":           own | changes, // one-box keys only to an earlier end
+	"listUsageSamples":      own | reads,
 	"setMetadata":           own | changes,
 	"setEnd":                own | changes, // one-box keys only to a deletion
 	"testBox":               own | changes,

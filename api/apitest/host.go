@@ -210,6 +210,22 @@ func (h *Host) DeleteBox(_ context.Context, id policy.BoxID) error {
 	return err
 }
 
+// UsageSamples implements [boxgate/api/boxes.Samples].
+func (h *Host) UsageSamples(_ context.Context, id policy.BoxID, after time.Time) (api.UsageSamples, error) {
+	_, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.UsageSamples{}, err
+	}
+	found := api.UsageSamples{Interval: 5 * time.Second, CPUs: 2, Memory: 4 << 30}
+	for second := int64(1); second <= 3; second++ {
+		if at := time.Unix(second, 0); at.After(after) {
+			found.Samples = append(found.Samples, api.UsageSample{At: at, CPUs: 0.5, Memory: 100, Cache: 40, Disk: 7})
+		}
+	}
+	return found, nil
+}
+
 // SetEnd implements the Host of [boxgate/api/boxes].
 func (h *Host) SetEnd(_ context.Context, id policy.BoxID, end api.End) (is, was api.Box, err error) {
 	b, leave, err := h.box(id)

@@ -85,6 +85,7 @@ type Endpoints struct {
 	Host      Host
 	Snapshots Snapshots
 	SelfTests SelfTests
+	Samples   Samples
 	History   *history.History
 	Bodies    strict.Bodies
 	// HasSecret reports whether header rules may refer to a secret.
@@ -94,7 +95,7 @@ type Endpoints struct {
 
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
-	return append(e.lifetimeRoutes(), []rest.Route{
+	return append(append(e.lifetimeRoutes(), e.samplesRoutes()...), []rest.Route{
 		{Method: "POST", Path: "/v2/box", ID: "createBox", Summary: "Create a box", Status: 201, Request: reflect.TypeFor[createBody](),
 			Example:  `{"name":"web-1","size":"small","labels":["beta"],"env_vars":{"STAGE":"test"},"network_policy":{"mode":"custom","allowed_domains":["api.example.com"]},"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`,
 			Response: reflect.TypeFor[boxView](), Handle: e.createBox},

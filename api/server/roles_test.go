@@ -58,7 +58,7 @@ func TestEveryRouteHasItsRoles(t *testing.T) {
 var mayCall = map[api.Role]func(rt rest.Route) bool{
 	api.RoleAdmin: func(rest.Route) bool { return true },
 	api.RoleReader: func(rt rest.Route) bool {
-		return slices.Contains(strings.Fields(`getDescription listBoxes getBox getBoxStatus getLimits getPolicy getNetwork getLeases getEnforcement getHeaders getGlobalHeaders listBoxDecisions
+		return slices.Contains(strings.Fields(`getDescription listBoxes getBox getBoxStatus listUsageSamples getLimits getPolicy getNetwork getLeases getEnforcement getHeaders getGlobalHeaders listBoxDecisions
 			listObservations listPastObservations listDecisions listActivity searchBoxDecisions searchDecisions explainDecision replayPolicy learnPolicy listPolicyVersions getPolicyVersion listUrls listBoxSnapshots listSnapshots getEnvironment getStatus getBoxCa getCa listSecrets getModelUsage listNamedPolicies getNamedPolicy
 			listApprovals listBoxApprovals getApproval getAsking`), rt.ID)
 	},

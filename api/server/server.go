@@ -71,6 +71,7 @@ type Services struct {
 	Webhooks    harness.Webhooks
 	Snapshots   snapshots.Host
 	SelfTests   boxes.SelfTests
+	Samples     boxes.Samples
 	Doctor      doctor.Host
 	Captures    har.Host
 	Keys        keys.Host
@@ -317,7 +318,7 @@ type endpoints struct {
 func (a *API) packages() []endpoints {
 	bodies, past, output := a.bodies(), a.History, capture.New(a.MaxBuffered)
 	return []endpoints{
-		{"boxes", "Creating, attaching, listing and deleting boxes", &boxes.Endpoints{Boxes: a.Boxes, Host: a.Life, Snapshots: a.Snapshots, SelfTests: a.SelfTests, History: past, Bodies: bodies, HasSecret: a.HasSecret, Meters: a.Meters}},
+		{"boxes", "Creating, attaching, listing and deleting boxes", &boxes.Endpoints{Boxes: a.Boxes, Host: a.Life, Snapshots: a.Snapshots, SelfTests: a.SelfTests, Samples: a.Samples, History: past, Bodies: bodies, HasSecret: a.HasSecret, Meters: a.Meters}},
 		{"lifecycle", "Pausing, resuming and starting boxes", &lifecycle.Endpoints{Boxes: a.Boxes, Host: a.Lifecycle, History: past, Bodies: bodies}},
 		{"commands", "Commands in boxes", &exec.Endpoints{Boxes: a.Boxes, Host: a.Commands, Events: a.Decisions, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
 		{"agents", "Agents of boxes", &harness.Endpoints{Boxes: a.Boxes, Runner: harness.Runner{Commands: a.Commands, Settings: a.Settings, History: past}, Webhooks: a.Webhooks, Bodies: a.runBodies()}},

@@ -52,6 +52,7 @@ type anything interface {
 	boxes.Table
 	boxes.Host
 	boxes.SelfTests
+	boxes.Samples
 	doctor.Host
 	har.Host
 	lifecycle.Host
@@ -82,7 +83,7 @@ type anything interface {
 func services(h anything) Services {
 	return Services{
 		Boxes: h, Life: h, Lifecycle: h, Commands: h, Sessions: h, Files: h, Git: h, Rules: h, BoxRules: h, Explain: h, Settings: h, Decisions: h, Versions: h,
-		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Doctor: h, Captures: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h, Approvals: h, Models: h,
+		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Samples: h, Doctor: h, Captures: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h, Approvals: h, Models: h,
 	}
 }
 

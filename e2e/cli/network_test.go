@@ -60,6 +60,7 @@ func TestMetadata(t *testing.T) {
 		t.Errorf("cleared: %q", out)
 	}
 	harness.Contains(t, w.Run(2, nil, "", "box", "metadata", "marked", "user"), "KEY=VALUE")
+	harness.Contains(t, w.Run(0, nil, "", "box", "samples", "marked", "--last", "5m"), "TIME", "CACHE")
 	harness.Contains(t, w.Run(1, nil, "", "box", "metadata", "marked", "user="+strings.Repeat("x", 2049)), "must be at most 2048 bytes")
 }
 

@@ -54,6 +54,18 @@ func (g Group) Usage() (Usage, error) {
 	return u, nil
 }
 
+// Cache returns how many bytes of the group's memory hold files; 0 if unknown.
+func (g Group) Cache() int64 {
+	h, err := mounted()
+	switch {
+	case err != nil:
+		return 0
+	case h.unified != "":
+		return fields(below(h.unified, g), "memory.stat", "file")
+	}
+	return fields(below(h.memory, g), "memory.stat", "total_cache")
+}
+
 // OOMKills returns how many processes in the group and its subgroups the kernel has killed because the group ran out of
 // memory.
 func (g Group) OOMKills() uint64 {
