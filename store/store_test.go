@@ -34,7 +34,7 @@ func TestEverythingIsReadBackAfterReopening(t *testing.T) {
 		t.Fatal(err)
 	}
 	box := allocate(t, db, Box{
-		ID: "b1", Name: "demo", State: "running", Image: "debian", Runtime: "default", Size: "small", Labels: []string{"x"}, Metadata: map[string]string{"user": "42"},
+		ID: "b1", Name: "demo", State: "running", Image: "debian", Runtime: "default", Size: "small", Labels: []string{"x"}, Metadata: map[string]string{"user": "42", "User": "x"},
 		KeepAlive: true, CreatedAt: time.Unix(1000, 0).UTC(), Attached: &Attached{Kind: "netns", Ref: "/run/netns/x"},
 		Extra: json.RawMessage(`{"model":"m"}`), Env: map[string]name.Secret{"TOKEN": name.NewSecret("env-secret")},
 		Secrets: map[string]name.Secret{"/github_token": name.NewSecret("hosted-secret")},

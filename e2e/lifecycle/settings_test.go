@@ -91,7 +91,7 @@ func TestConfigurationIsKept(t *testing.T) {
 func TestMetadataOfBoxes(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
-	box := w.Create(map[string]any{"metadata": map[string]string{"user": "42", "note": "a=b&c d\nü"}})
+	box := w.Create(map[string]any{"metadata": map[string]string{"user": "42", "User": "x", "note": "a=b&c d\nü"}})
 	w.Create(map[string]any{"metadata": map[string]string{"user": "43"}})
 	check := func(what string, want map[string]string) {
 		t.Helper()
@@ -104,7 +104,7 @@ func TestMetadataOfBoxes(t *testing.T) {
 			t.Errorf("%s, found: %v %v", what, found, err)
 		}
 	}
-	first := map[string]string{"user": "42", "note": "a=b&c d\nü"}
+	first := map[string]string{"user": "42", "User": "x", "note": "a=b&c d\nü"}
 	check("created", first)
 	w.Kill()
 	if err := w.Start(t.Context()); err != nil {
