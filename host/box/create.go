@@ -150,12 +150,15 @@ func (l *Service) allocate(req api.CreateRequest, attached *store.Attached, from
 	now := time.Now()
 	record := store.Box{
 		ID: id, Name: req.Name, CreatedAt: now, UpdatedAt: now, Runtime: req.Runtime, Size: req.Size,
-		State: string(api.StatusCreating), Labels: req.Labels, Metadata: req.Metadata, KeepAlive: req.KeepAlive, InitCommand: req.InitCommand, User: req.User, Home: req.Home, TTL: req.TTL, OnEnd: storedEnd(req.End.OnEnd), AutoResume: req.End.AutoResume,
+		State: string(api.StatusCreating), Labels: req.Labels, Metadata: req.Metadata, KeepAlive: req.KeepAlive, InitCommand: req.InitCommand, User: req.User, Home: req.Home, OnEnd: storedEnd(req.End.OnEnd), AutoResume: req.End.AutoResume,
 		CreatedBy: req.CreatedBy, Source: req.Source, Limits: store.BoxLimits(req.Limits), Ephemeral: req.Ephemeral, Env: req.Env, Secrets: req.HostedSecrets, Extra: hosted, Image: from.image, Layers: from.layers, Attached: attached,
 		PlaceholderKey: store.NewKey(),
 	}
 	if req.TTL > 0 {
 		record = within(record, req.TTL, l.lifetimes.now())
+		if record.OnEnd == api.EndPause {
+			record.TTL = req.TTL
+		}
 	}
 	record, err = l.records.Allocate(record, l.pools())
 	switch {

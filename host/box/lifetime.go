@@ -205,6 +205,12 @@ func (l *lifetimes) setEnd(ctx context.Context, id policy.BoxID, end api.End) (i
 	}
 	record := b.Record
 	record.OnEnd, record.AutoResume, record.UpdatedAt = storedEnd(end.OnEnd), end.AutoResume, l.now()
+	switch {
+	case record.OnEnd != api.EndPause:
+		record.TTL = 0
+	case record.TTL == 0 && !record.ExpiresAt.IsZero() && !record.PausedAtEnd:
+		record.TTL = max(l.left(b), time.Second)
+	}
 	if err := l.records.Update(record); err != nil {
 		return is, was, change.NotStored(l.log, "what happens at the end of the box could not be stored, and has not changed", err)
 	}
@@ -288,7 +294,10 @@ func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (
 		return api.Box{}, was, err
 	}
 	record.Ephemeral = record.Ephemeral && !record.ExpiresAt.IsZero() // an ephemeral box is one with an end
-	record.TTL, record.UpdatedAt = cmp.Or(to.TTL, record.TTL, to.Extend), now
+	record.UpdatedAt = now
+	if record.OnEnd == api.EndPause {
+		record.TTL = cmp.Or(to.TTL, record.TTL, to.Extend)
+	}
 	if err := l.records.Update(record); err != nil {
 		return api.Box{}, was, change.NotStored(l.log, "the end of the box could not be stored, and has not moved", err)
 	}

@@ -490,3 +490,28 @@ func TestWhoMayKeepABox(t *testing.T) {
 		e.box.Unlock()
 	}
 }
+
+// TestNewEndOfABox: the new end of a box whose pause was set later is as far off as the end was then, or as the last one that was set.
+func TestNewEndOfABox(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnds(t, time.Hour)
+		e.box.Record.TTL = 0
+		time.Sleep(20 * time.Minute)
+		if _, _, err := e.setEnd(t.Context(), "b1", api.End{OnEnd: api.EndPause}); err != nil || e.stored.TTL != 40*time.Minute {
+			t.Errorf("%v %v", e.stored.TTL, err)
+		}
+		if _, _, err := e.set(t.Context(), "b1", api.Lifetime{TTL: time.Minute}); err != nil || e.stored.TTL != time.Minute {
+			t.Errorf("%v %v", e.stored.TTL, err)
+		}
+		if _, _, err := e.set(t.Context(), "b1", api.Lifetime{Extend: time.Hour}); err != nil || e.stored.TTL != time.Minute {
+			t.Errorf("%v %v", e.stored.TTL, err)
+		}
+		if _, _, err := e.setEnd(t.Context(), "b1", api.End{OnEnd: api.EndDelete}); err != nil || e.stored.TTL != 0 || e.stored.OnEnd != "" {
+			t.Errorf("%+v %v", e.stored, err)
+		}
+		e.box.Lock()
+		e.forget(e.box)
+		e.box.Unlock()
+	})
+}
