@@ -299,6 +299,9 @@ func (e *exchange) expected() error {
 func (g *core) dial(ctx context.Context, t Target) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, g.DialTimeout)
 	defer cancel()
+	if t.Handler != nil {
+		return g.local.Dial(served{t.Handler})
+	}
 	conn, err := g.Dial(ctx, t)
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		g.http2.Refused(t.incarnation())
@@ -448,6 +451,9 @@ var errFull = errors.New("too much of responses is waiting to be read")
 
 // prefersHTTP2 reports whether a request is sent over HTTP/2 if the application speaks it.
 func (e *exchange) prefersHTTP2(upgrade bool) bool {
+	if e.visit.target.Handler != nil {
+		return false
+	}
 	switch e.visit.target.Protocol {
 	case H2C:
 		return !upgrade

@@ -17,6 +17,7 @@ import (
 	"boxgate/audit"
 	"boxgate/ingress/balancer"
 	"boxgate/ingress/h2c"
+	"boxgate/ingress/local"
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/relay"
@@ -66,6 +67,8 @@ func New(cfg Config) (*Ingress, error) {
 	g.places.most = cfg.Requests
 	g.upstreams.open(max(1, cfg.Requests/6))
 	g.inside.most = max(1, cfg.Requests/4)
+	g.own.most = max(1, cfg.Requests/6)
+	g.local.Panicked = func() { g.panickedIn("") }
 	g.http2, g.http2Places.most = h2c.NewPool(cfg.DialTimeout, max(1, cfg.Requests/6), boxOf, func(to incarnation, _ any) { g.panickedIn(to.box) }), http2Streams
 	g.tallies.failures, g.tallies.window = cfg.FailedCredentials, time.Minute
 	g.tallies.refill, g.tallies.burst = rate.Limit(cfg.RequestRate), 2*cfg.RequestRate
@@ -195,6 +198,7 @@ func (g *Ingress) Shutdown(ctx context.Context) error {
 	for _, l := range listeners {
 		l.wait(ctx)
 	}
+	g.local.Close()
 	g.closeIdle()
 	g.poller.Close()
 	return err
@@ -304,6 +308,8 @@ type core struct {
 	places    places // of requests
 	exchanges places // of code exchanges at the identity provider
 	inside    places // of the requests of boxes, each of which also has one of places
+	own       places // of the requests that this process serves, likewise
+	local     local.Server
 	// http2Places are for requests to applications that speak HTTP/2, counted by box.
 	http2Places places
 	tallies     tallies

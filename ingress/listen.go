@@ -437,7 +437,7 @@ func (l *listener) named(sni string, h *held) bool {
 		return true
 	}
 	t, ok := l.g.URLs.Lookup(bareHost(sni))
-	if !ok {
+	if !ok || t.Box == "" {
 		return true
 	}
 	l.mu.Lock()

@@ -36,6 +36,7 @@ type visit struct {
 	by      admission
 	next    string // path after the sign-in; "": the request's own
 	placed  bool   // it holds a place
+	own     bool   // it holds a place of requests that this process serves
 	uses    bool   // it keeps the box awake
 }
 
@@ -77,7 +78,7 @@ func (g *core) check(ctx context.Context, v *visit, permits func(*visit) bool) b
 	if g.knownToProvider(ctx, v, host) {
 		return false
 	}
-	if v.target, ok = g.URLs.Lookup(host); !ok {
+	if v.target, ok = g.URLs.Lookup(host); !ok || v.target.Handler != nil && v.inside {
 		v.refuse(http.StatusNotFound, name.ReasonURLUnknown, "There is no such public URL.")
 		return false
 	}
@@ -122,7 +123,7 @@ func (g *core) allow(v *visit) bool {
 // registerRequest takes a place for a request, and registers the request to be cut. If there is no place, it answers the
 // client and reports false.
 func (g *core) registerRequest(v *visit) bool {
-	if v.placed = g.acquirePlace(v); !v.placed {
+	if v.placed = g.acquirePlace(v); !v.placed || !g.acquireOwn(v) {
 		v.tooMany()
 		return false
 	}
@@ -305,6 +306,7 @@ func (g *core) record(v *visit) {
 	if v.placed {
 		g.leavePlace(v)
 	}
+	g.leaveOwn(v)
 	v.event.Duration = time.Since(v.began)
 	v.opening.End(&v.event)
 	if g.Audit != nil {
@@ -556,6 +558,8 @@ type Target struct {
 	Auth  Auth
 	// Protocol is the application's.
 	Protocol Protocol
+	// Handler serves the requests in this process, instead of the box, as [served] describes; the connections of boxes do not get there. nil: the box.
+	Handler http.Handler
 	// Access contains further settings; nil: none are set.
 	Access *Access
 }
