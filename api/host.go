@@ -436,6 +436,27 @@ type URL struct {
 	Accounts *URLAccounts
 }
 
+// PortsRequest shares the TCP ports of a box at their public host names.
+type PortsRequest struct {
+	Public    bool     // no token is needed
+	KeepToken bool     // the token stays; otherwise there is a new one
+	Except    []uint16 // ports that are not shared
+	Host      string   // the Host field for applications, in which ${PORT} stands for the port; "": the visitor's
+	HTTPS     []uint16 // ports whose applications speak TLS
+}
+
+// Ports are the shared ports of a box. The token is set only by SharePorts, if it is new.
+type Ports struct {
+	URL          string // in which {port} stands for the port
+	Public       bool
+	Token        name.Secret
+	TokenHeaders []string // fields that may have the token, besides Authorization
+	Except       []uint16
+	Host         string
+	HTTPS        []uint16
+	SharedAt     time.Time
+}
+
 // PendingName is a custom domain that does not lead to its URL yet, because the TXT record that proves control of it is
 // missing.
 type PendingName struct {

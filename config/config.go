@@ -114,6 +114,10 @@ type Ingress struct {
 	Names       string `yaml:"names"`
 	TLS         TLS    `yaml:"tls"`
 	RequireAuth bool   `yaml:"require_auth"`
+	// PublicPorts permits sharing all ports of a box without a token.
+	PublicPorts bool `yaml:"public_ports"`
+	// TokenHeaders are fields in which visitors may send a token instead of in Authorization. Boxes never get them.
+	TokenHeaders []string `yaml:"token_headers"`
 	// ProxyProtocol lists the load balancers whose PROXY headers identify the visitor.
 	ProxyProtocol []string `yaml:"proxy_protocol"`
 	// ForwardFields are header fields with a visitor's identity that are passed on to boxes, although such fields are
@@ -521,6 +525,7 @@ func (c *Config) checkSections(fail func(key, format string, args ...any)) {
 		}
 	}
 	c.Ingress.checkForwardFields(fail)
+	c.Ingress.checkTokenHeaders(fail)
 	c.Ingress.Domains.check(fail)
 	c.Ingress.HSTS.check(fail)
 	if c.Ingress.TLS.Mode == "acme" {

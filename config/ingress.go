@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -75,6 +76,53 @@ func (i Ingress) HostName(id policy.BoxID, port uint16) string {
 	return fmt.Sprintf("%s-%d.%s", id, port, i.Domain)
 }
 
+// ParseHostName returns the box and the port of a host name, in lower case, of the form of [Ingress.HostName] or
+// {port}-{box}.{domain}, whichever the form of the names. An ID has 16 hexadecimal digits and a port five digits at most, so
+// that no host name has two meanings.
+func (i Ingress) ParseHostName(host string) (id policy.BoxID, port uint16, ok bool) {
+	rest, ok := strings.CutSuffix(host, "."+i.Domain)
+	if !ok {
+		return "", 0, false
+	}
+	if first, last, found := strings.Cut(rest, "-"); found {
+		if port, ok = parsePort(first); ok && isBoxID(last) {
+			return policy.BoxID(last), port, true
+		}
+		if port, ok = parsePort(last); ok && isBoxID(first) && i.Names != namesNested {
+			return policy.BoxID(first), port, true
+		}
+		return "", 0, false
+	}
+	first, last, found := strings.Cut(rest, ".")
+	if port, ok = parsePort(first); ok && found && isBoxID(last) && i.Names == namesNested {
+		return policy.BoxID(last), port, true
+	}
+	return "", 0, false
+}
+
+// parsePort parses a port in the form that [Ingress.HostName] writes.
+func parsePort(s string) (uint16, bool) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	return uint16(n), err == nil && n > 0 && s[0] != '0' && s[0] != '+'
+}
+
+// isBoxID reports whether a text has the form of the IDs that the gateway makes.
+func isBoxID(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return len(s) == 16
+}
+
+// OwnName returns the host name {label}.{domain}, which no box has.
+func (i Ingress) OwnName(label string) string { return label + "." + i.Domain }
+
+// CoversAllNames reports whether certificates cover every host name {port}-{box}.{domain}. Otherwise each name needs its own
+// certificate from an issuer, so that only the names of URLs can have one.
+func (i Ingress) CoversAllNames() bool { return i.TLS.Mode != "acme" || i.TLS.ACME.DNS01.Enabled() }
+
 func (i Ingress) checkNames(fail func(key, format string, args ...any)) {
 	switch {
 	case i.Names != namesFlat && i.Names != namesNested:
@@ -109,6 +157,36 @@ func (i Ingress) checkForwardFields(fail func(key, format string, args ...any)) 
 		seen[lower] = true
 	}
 }
+
+// checkTokenHeaders finds fields that cannot have a token: boxes never get these fields.
+func (i Ingress) checkTokenHeaders(fail func(key, format string, args ...any)) {
+	const key = "ingress.token_headers"
+	if len(i.TokenHeaders) > mostTokenHeaders {
+		fail(key, "has more than %d entries", mostTokenHeaders)
+	}
+	seen := map[string]bool{}
+	for _, name := range i.TokenHeaders {
+		spelled := strings.Map(normalizeFieldRune, strings.ToLower(name))
+		forwarded := slices.ContainsFunc(i.ForwardFields, func(other string) bool { return strings.EqualFold(other, name) })
+		switch {
+		case !httpguts.ValidHeaderFieldName(name):
+			fail(key, "%q is not the name of a header field such as X-Port-Token", name)
+		case slices.Contains(unforwardable, spelled) || slices.Contains(unmistakable, spelled) || strings.HasPrefix(spelled, "proxy-") || strings.HasPrefix(spelled, "sec-"):
+			fail(key, "%q has another meaning; use a name such as X-Port-Token", name)
+		case forwarded:
+			fail(key, "%q is in ingress.forward_fields too; remove it from one of them", name)
+		case seen[spelled]:
+			fail(key, "%q is listed twice; keep one", name)
+		}
+		seen[spelled] = true
+	}
+}
+
+// mostTokenHeaders bounds the list: every request is searched for each of them.
+const mostTokenHeaders = 8
+
+// unmistakable are request fields that applications need, besides unforwardable.
+var unmistakable = []string{"accept", "accept-encoding", "accept-language", "content-type", "content-encoding", "origin", "user-agent", "range"}
 
 // normalizeFieldRune maps everything but letters and digits to "-", as some servers do when they read field names.
 func normalizeFieldRune(r rune) rune {

@@ -57,7 +57,7 @@ func (p *parts) openEgress(context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.urlTable = urls.NewTable(signIn.Hostname())
+	p.urlTable = urls.NewTable(p.cfg.Ingress, signIn.Hostname())
 	p.ownURLs = urls.NewOwnURLs(domain, p.listeners.PortOfHTTPS(), p.urlTable, func(c net.Conn, host string) { p.ingress.Visit(c, host) })
 	p.inside = &inside{}
 	if p.forBoxes, err = hostservices.New(hostservices.Config{

@@ -101,7 +101,7 @@ func (p *parts) openInternal() error {
 		return err
 	}
 	p.urlCA = ca
-	domains, err := certs.NewDomains(ca, p.urlTable.Has, "*."+p.cfg.Ingress.Domain)
+	domains, err := certs.NewDomains(ca, p.urlTable.Certified, "*."+p.cfg.Ingress.Domain)
 	if err != nil {
 		return fmt.Errorf("ingress.domain: %w", err)
 	}
@@ -115,7 +115,7 @@ func (p *parts) openACME() error {
 		return err
 	}
 	c.Owner, c.Order, c.Failed = p.orders.Owner, p.orders.Order, p.orders.Again
-	c.Served, c.Log, c.Wait = p.urlTable.Has, p.log.Named("certificates"), p.cfg.Ingress.Limits.HeaderTimeout
+	c.Served, c.Log, c.Wait = p.urlTable.Certified, p.log.Named("certificates"), p.cfg.Ingress.Limits.HeaderTimeout
 	c.HTTPS = addressOf(p.listeners.HTTPS)
 	if p.listeners.Redirects() {
 		c.HTTP = addressOf(p.listeners.HTTP)
@@ -228,7 +228,7 @@ func (p *parts) openIngress(context.Context) error {
 		Dial: func(ctx context.Context, t ingress.Target) (net.Conn, error) {
 			return p.reach.Dial(ctx, t.Box, t.Addr)
 		},
-		Boxes:     p.visits,
+		Boxes: p.visits, TokenFields: p.cfg.Ingress.TokenHeaders,
 		Balancers: p.balancers(), ForwardFields: p.cfg.Ingress.ForwardFields,
 		DialTimeout: limits.ConnectTimeout, ResponseTimeout: limits.ResponseTimeout,
 	})

@@ -385,6 +385,9 @@ type Auth struct {
 	Open   bool    // no credential is needed, provided that Bearer and Basic are nil
 	Bearer *Digest // digest of a bearer token
 	Basic  *Digest // digest of a user name and password
+	// Withheld is the digest of a bearer token that the URL does not accept, but that its application must not get: it opens other ports
+	// of the box. nil: none.
+	Withheld *Digest
 }
 
 // open reports whether no credential is needed; the Authorization header then belongs to the application in the box.
@@ -412,6 +415,11 @@ func (a Auth) accepts(value string) bool {
 		return err == nil && found && a.Basic.equal(BasicDigest(user, password))
 	}
 	return false
+}
+
+// knows reports whether a value of Authorization is a credential that the application must not get.
+func (a Auth) knows(value string) bool {
+	return a.accepts(value) || a.Withheld != nil && Auth{Bearer: a.Withheld}.accepts(value)
 }
 
 // kind returns the kind of the credential that permits has accepted.

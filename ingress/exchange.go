@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"net/http"
@@ -205,7 +206,19 @@ func (e *exchange) head(upgrade bool) {
 	if bytes.IndexByte(e.Req.Path, '?') >= 0 {
 		e.Req.Path = withoutOwnParameters(e.Req.Path)
 	}
+	if host := e.visit.target.Host; host != "" {
+		replaceHost(e.Req.Fields, []byte(host))
+	}
 	e.out.Buf = relay.AppendRequest(e.out.Take(), &e.Req, upgrade, forwarding{e})
+}
+
+// replaceHost replaces the value of the Host field.
+func replaceHost(fields []h1.Field, host []byte) {
+	for i := range fields {
+		if fields[i].Kind == h1.Host {
+			fields[i].Value = host
+		}
+	}
 }
 
 // Ask implements [relay.Sender].
@@ -306,7 +319,21 @@ func (g *core) dial(ctx context.Context, t Target) (net.Conn, error) {
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		g.http2.Refused(t.incarnation())
 	}
+	if err == nil && t.TLS {
+		return encrypt(ctx, conn, t)
+	}
 	return conn, err
+}
+
+// encrypt begins TLS on a connection to a port of a box.
+func encrypt(ctx context.Context, conn net.Conn, t Target) (net.Conn, error) {
+	host, _ := splitHost(t.Host)
+	secure := tls.Client(conn, &tls.Config{ServerName: host, NextProtos: []string{"http/1.1"}, InsecureSkipVerify: true}) //nolint:gosec // see Target.TLS: the kernel leads to the box and nowhere else
+	if err := secure.HandshakeContext(ctx); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return secure, nil
 }
 
 // abortUpstream aborts the connection to the box, which interrupts waits for the box. It returns the connection, or nil. It

@@ -21,9 +21,9 @@ type forwarding struct{ *exchange }
 // AppendField implements [relay.RequestFields].
 func (e forwarding) AppendField(dst []byte, f *h1.Field) []byte {
 	switch {
-	case credentialOf(f.Name) || claimed(f.Name) && !lets(e.g.ForwardFields, f.Name):
+	case credentialOf(f.Name) || isTokenField(e.g.TokenFields, f.Name) || claimed(f.Name) && !lets(e.g.ForwardFields, f.Name):
 	case e.visit.event.Credential == audit.CredentialLink && changesMethod(f.Name):
-	case h1.EqualFold(f.Name, "authorization") && (!e.visit.keepsAuthorization() || e.visit.target.Auth.accepts(string(f.Value))):
+	case h1.EqualFold(f.Name, "authorization") && (!e.visit.keepsAuthorization() || e.visit.target.Auth.knows(string(f.Value))):
 	case h1.EqualFold(f.Name, "cookie"):
 		if kept := withoutOwnCookies(string(f.Value)); kept != "" {
 			dst = h1.AppendPair(dst, "Cookie", kept)
@@ -253,6 +253,11 @@ func claimed[S []byte | string](name S) bool {
 // gateway would see another spelling as a second field, and an application as the same one.
 func lets(names []string, name []byte) bool {
 	return slices.ContainsFunc(names, func(lower string) bool { return h1.EqualFold(name, lower) })
+}
+
+// isTokenField reports whether an application may read a field as one of those for tokens, which are in lower case.
+func isTokenField(names []string, name []byte) bool {
+	return slices.ContainsFunc(names, func(lower string) bool { return isName(name, lower) })
 }
 
 // lowered returns names in lower case, without the fields that the gateway sets itself, in any spelling.

@@ -61,7 +61,7 @@ func New(cfg Config) (*Ingress, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
 		}
 	}
-	cfg.ForwardFields = lowered(cfg.ForwardFields)
+	cfg.ForwardFields, cfg.TokenFields = lowered(cfg.ForwardFields), lowered(cfg.TokenFields)
 	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value(), grace: cutTime, wakeWait: wakeWait, halfOpen: halfOpenTime, arrival: arrivalTime}}
 	g.exchanges.most = exchangesMost
 	g.places.most = cfg.Requests
@@ -273,6 +273,10 @@ type Config struct {
 	// ForwardFields are fields that visitors may send to boxes although applications may read a visitor's identity from them.
 	// The fields that the gateway sets are never included.
 	ForwardFields []string
+
+	// TokenFields are fields in which visitors may send the bearer token of a URL, alone, instead of in Authorization. Boxes do not get
+	// them, whether or not a URL has a token.
+	TokenFields []string
 
 	// RequestRate is the sustained number of requests per second from one network of visitors to one URL. The burst is twice
 	// that. 0: 2000.

@@ -55,7 +55,9 @@ func TestOwnHandler(t *testing.T) {
 	if f.woken.Load() != 0 {
 		t.Error("a box was woken")
 	}
-	f.event(t, func(e audit.Event) bool { return e.Name == "own"+domain && e.Reason == name.ReasonURL && e.Status == 200 })
+	f.event(t, func(e audit.Event) bool {
+		return e.Name == "own"+domain && e.Reason == name.ReasonURL && e.Status == 200
+	})
 }
 
 // TestOwnHandlerStreams: bytes pass as they come in both directions at the same time.

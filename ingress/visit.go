@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -35,6 +36,7 @@ type visit struct {
 	entry   *request // registered once it is admitted
 	by      admission
 	next    string // path after the sign-in; "": the request's own
+	byField bool   // the token was not in Authorization
 	placed  bool   // it holds a place
 	own     bool   // it holds a place of requests that this process serves
 	uses    bool   // it keeps the box awake
@@ -174,7 +176,7 @@ func (g *core) authenticate(v *visit, permits func(*visit) bool) bool {
 		return false
 	}
 	wait := tally.barred(now)
-	if elsewhere(&v.asked) && v.guesses() {
+	if elsewhere(&v.asked) && v.guesses(g.TokenFields) {
 		tally = g.tallies.elsewhere(v.target.ID, v.network)
 		wait = max(wait, tally.barred(now))
 	}
@@ -186,13 +188,13 @@ func (g *core) authenticate(v *visit, permits func(*visit) bool) bool {
 		return false
 	}
 	v.by.until = v.target.Access.ends()
-	if permits(v) || v.signedIn(now) {
+	if permits(v) || v.permitsToken(g.TokenFields) || v.signedIn(now) {
 		return true
 	}
 	if v.byLink(now) {
 		return true
 	}
-	if len(v.values("authorization")) > 0 {
+	if len(v.values("authorization")) > 0 || v.sendsToken(g.TokenFields) {
 		tally.failed(now)
 	}
 	v.event.Error = v.linkRefused(now)
@@ -215,9 +217,28 @@ func (v *visit) linkRefused(now time.Time) string {
 }
 
 // guesses reports whether a request carries a credential that could be a guess: a token or a password.
-func (v *visit) guesses() bool {
+func (v *visit) guesses(fields []string) bool {
 	_, token := signin.Parameter(v.query, signin.TokenParameter)
-	return token || len(v.values("authorization")) > 0
+	return token || len(v.values("authorization")) > 0 || v.sendsToken(fields)
+}
+
+// sendsToken reports whether a request has one of the fields for tokens.
+func (v *visit) sendsToken(fields []string) bool {
+	return slices.ContainsFunc(fields, func(name string) bool { return len(v.values(name)) > 0 })
+}
+
+// permitsToken reports whether a request carries the token of its URL in one of the fields for tokens, alone.
+func (v *visit) permitsToken(fields []string) bool {
+	if v.target.Auth.Bearer == nil {
+		return false
+	}
+	for _, name := range fields {
+		if values := v.values(name); len(values) == 1 && v.target.Auth.Bearer.equal(BearerDigest(values[0])) {
+			v.event.Credential, v.byField = audit.CredentialBearer, true
+			return true
+		}
+	}
+	return false
 }
 
 // proven reports whether a request carries a valid session or signed link. The gateway has authenticated these and they cannot
@@ -281,6 +302,9 @@ func (v *visit) foreign() bool {
 // keepsAuthorization reports whether the Authorization field belongs to the application: the gateway needs no credential, or
 // accepted a different one.
 func (v *visit) keepsAuthorization() bool {
+	if v.byField {
+		return true
+	}
 	switch v.event.Credential {
 	case audit.CredentialNone, audit.CredentialSession, audit.CredentialAccount, audit.CredentialLink:
 		return true
@@ -558,6 +582,10 @@ type Target struct {
 	Auth  Auth
 	// Protocol is the application's.
 	Protocol Protocol
+	// Host is the Host field that the application gets; "": the visitor's.
+	Host string
+	// TLS means that the application speaks TLS. Its certificate is not verified: the box has both, the port and the name.
+	TLS bool
 	// Handler serves the requests in this process, instead of the box, as [served] describes; the connections of boxes do not get there. nil: the box.
 	Handler http.Handler
 	// Access contains further settings; nil: none are set.

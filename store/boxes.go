@@ -216,7 +216,7 @@ func (db Boxes) Delete(id policy.BoxID) error {
 		if err != nil {
 			return err
 		}
-		errs := []error{deleteURLs(tx, id), releaseName(tx, b), setLayerOwner(tx, boxOwner(id), b.Layers, nil), tx.delete(layout.Indexes, binary.BigEndian.AppendUint32(nil, b.Index))}
+		errs := []error{deleteURLs(tx, id), deletePorts(tx, id), releaseName(tx, b), setLayerOwner(tx, boxOwner(id), b.Layers, nil), tx.delete(layout.Indexes, binary.BigEndian.AppendUint32(nil, b.Index))}
 		for _, a := range []netip.Addr{b.V4, b.V6} {
 			if a.IsValid() {
 				errs = append(errs, tx.delete(layout.Addrs, a.AsSlice()))

@@ -591,6 +591,7 @@ func countHoldings(tx *transaction) (map[string]Holdings, error) {
 		return t.Each(nil, f)
 	}
 	return all, errors.Join(
+		countPorts(tx, add),
 		each(layout.URLs, func(_, data []byte) error {
 			r, err := decodeURL(data)
 			add(r.Owner, ofURL(r.URL))

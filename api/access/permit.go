@@ -242,6 +242,10 @@ var grants = map[string]grant{
 	"deleteUrl": own | changes,
 	"signUrl":   own | changes,
 
+	"sharePorts":   own | changes, // without a token not with one-box keys
+	"getPorts":     own | reads,
+	"unsharePorts": own | changes,
+
 	"addSchedule":    own | changes,
 	"listSchedules":  own,
 	"getSchedule":    own,

@@ -85,6 +85,7 @@ type Box struct {
 	api.Box
 	Rules api.HeaderState
 	URLs  map[uint16]api.URL
+	Ports *api.Ports // nil: not shared
 
 	schedules []schedules.Schedule
 	asks      bool // may ask for access
@@ -593,6 +594,50 @@ func (h *Host) CreateURL(_ context.Context, id policy.BoxID, req api.URLRequest)
 	}
 	b.URLs[req.Port] = u
 	return u, nil
+}
+
+// Ports implements the Host of [boxgate/api/urls].
+func (h *Host) Ports(_ context.Context, id policy.BoxID) (api.Ports, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err == nil && b.Ports == nil {
+		err = api.Errorf(api.ErrNotFound, "the ports of this box are not shared")
+	}
+	if err != nil {
+		return api.Ports{}, err
+	}
+	return *b.Ports, nil // includes the token, which the API must not show
+}
+
+// SharePorts implements the Host of [boxgate/api/urls].
+func (h *Host) SharePorts(_ context.Context, id policy.BoxID, req api.PortsRequest) (api.Ports, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.Ports{}, err
+	}
+	p := api.Ports{
+		URL: fmt.Sprintf("https://{port}-%s.preview.test", id), Public: req.Public, Except: req.Except, Host: req.Host, HTTPS: req.HTTPS, TokenHeaders: []string{"x-port-token"},
+		SharedAt: time.Unix(1_700_000_000, 0),
+	}
+	if !req.Public && !req.KeepToken {
+		p.Token = name.NewSecret("port-token-secret")
+	}
+	b.Ports = &p
+	return p, nil
+}
+
+// UnsharePorts implements the Host of [boxgate/api/urls].
+func (h *Host) UnsharePorts(_ context.Context, id policy.BoxID) error {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err == nil && b.Ports == nil {
+		err = api.Errorf(api.ErrNotFound, "the ports of this box are not shared")
+	}
+	if err == nil {
+		b.Ports = nil
+	}
+	return err
 }
 
 // SignURL implements the Host of [boxgate/api/urls].

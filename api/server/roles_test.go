@@ -59,7 +59,7 @@ var mayCall = map[api.Role]func(rt rest.Route) bool{
 	api.RoleAdmin: func(rest.Route) bool { return true },
 	api.RoleReader: func(rt rest.Route) bool {
 		return slices.Contains(strings.Fields(`getDescription listBoxes getBox getBoxStatus listUsageSamples getLimits getPolicy getNetwork getLeases getEnforcement getHeaders getGlobalHeaders listBoxDecisions
-			listObservations listPastObservations listDecisions listActivity searchBoxDecisions searchDecisions explainDecision replayPolicy learnPolicy listPolicyVersions getPolicyVersion listUrls listBoxSnapshots listSnapshots getEnvironment getStatus getBoxCa getCa listSecrets getModelUsage listNamedPolicies getNamedPolicy
+			listObservations listPastObservations listDecisions listActivity searchBoxDecisions searchDecisions explainDecision replayPolicy learnPolicy listPolicyVersions getPolicyVersion listUrls getPorts listBoxSnapshots listSnapshots getEnvironment getStatus getBoxCa getCa listSecrets getModelUsage listNamedPolicies getNamedPolicy
 			listApprovals listBoxApprovals getApproval getAsking`), rt.ID)
 	},
 	api.RoleAuditor: func(rt rest.Route) bool {

@@ -437,14 +437,14 @@ func TestSessionsByPlainRequests(t *testing.T) {
 // non-admin keys may use.
 var doors = map[string][]string{
 	"boxes":     {"createBox", "createBoxFromSnapshot", "attachBox"},
-	"snapshots": {"takeSnapshot"}, // also snapshot_bytes
-	"urls":      {"createUrl"},    // also domains
+	"snapshots": {"takeSnapshot"},            // also snapshot_bytes
+	"urls":      {"createUrl", "sharePorts"}, // createUrl also domains
 	"schedules": {"addSchedule"},
 	"commands":  {"runCommand", "streamCommand", "startCommand", "runCode", "streamCode", "openSession", "runAgent", "streamAgent", "gitClone", "gitCommit", "gitPush", "gitCheckout", "gitExec", "gitCreatePullRequest"},
 	"": { // makes no lasting objects, or only a bounded number per box
 		"reattachBox", "detachBox", "createBoxToken", "deleteBoxToken", "deleteBoxes", "deleteBox", "testBox", "diagnoseHost", "captureRequests", "pauseBox", "resumeBox", "setStartup", "deleteStartup", "setInitCommand", "deleteInitCommand", "cancelRun",
 		"writeFile", "makeDirectory", "removeFile", "renameFile", "unpackFiles", "uploadFiles", "setGitIdentity", "setGitIdentityAsBefore",
-		"setLifetime", "setEnd", "setMetadata", "setPolicy", "addLeases", "endLeases", "setEnforcement", "setNetwork", "setHeaders", "changeHeaders", "setGlobalHeaders", "changeGlobalHeaders", "setNamedPolicy", "deleteNamedPolicy", "deleteUrl", "signUrl",
+		"setLifetime", "setEnd", "setMetadata", "setPolicy", "addLeases", "endLeases", "setEnforcement", "setNetwork", "setHeaders", "changeHeaders", "setGlobalHeaders", "changeGlobalHeaders", "setNamedPolicy", "deleteNamedPolicy", "deleteUrl", "signUrl", "unsharePorts",
 		"changeSchedule", "deleteSchedule", "pauseSchedule", "resumeSchedule", "deleteSnapshot", "deleteSnapshots", "setEnvironment", "setVariable", "deleteVariable", "addLabel", "removeLabel",
 		"setSource", "changeLimits", "setModel", "setCustomRunner", "addSkill", "removeSkill", "removeRepository", "refreshSecret", "rotateStoreKey", "backupStore", "rotateApiKey",
 		"createApiKey", "changeApiKey", "deleteApiKey", "replaceApiKey", "addSshKey", "deleteSshKey", "answerApproval", "setAsking",

@@ -39,6 +39,12 @@ type Host interface {
 	SignURL(ctx context.Context, id policy.BoxID, port uint16, req api.LinkRequest) (api.Link, error)
 	// DeleteURL removes the public URL of a port and cuts its connections.
 	DeleteURL(ctx context.Context, id policy.BoxID, port uint16) error
+	// Ports returns the shared ports of a box without their token, or an ErrNotFound.
+	Ports(ctx context.Context, id policy.BoxID) (api.Ports, error)
+	// SharePorts shares the ports of a box. Earlier settings are replaced, and connections that they let in are cut.
+	SharePorts(ctx context.Context, id policy.BoxID, req api.PortsRequest) (api.Ports, error)
+	// UnsharePorts ends the sharing and cuts its connections.
+	UnsharePorts(ctx context.Context, id policy.BoxID) error
 }
 
 // Endpoints serves public URLs.
@@ -56,6 +62,9 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "GET", Path: "/v2/box/{id}/preview", ID: "listUrls", Summary: "The public URLs of a box", Response: reflect.TypeFor[urlsView](), Handle: e.listURLs},
 		{Method: "POST", Path: "/v2/box/{id}/preview/{port}/sign", ID: "signUrl", Summary: "Sign a link to a public URL: it needs no other credential, and is limited to some paths, methods and a time", Status: 201, Request: reflect.TypeFor[signBody](), Example: `{"expires_in":3600,"path_prefix":"/report","methods":["GET"]}`, Response: reflect.TypeFor[signView](), Handle: e.signURL},
 		{Method: "DELETE", Path: "/v2/box/{id}/preview/{port}", ID: "deleteUrl", Summary: "Delete a public URL and cut its connections", Response: reflect.TypeFor[rest.OK](), Handle: e.deleteURL},
+		{Method: "PUT", Path: "/v2/box/{id}/config/ports", ID: "sharePorts", Summary: "Share all TCP ports of a box at their host names; the token is shown only once, and replaces the earlier one", Request: reflect.TypeFor[portsBody](), Example: `{"except":[22]}`, Response: reflect.TypeFor[portsView](), Handle: e.sharePorts},
+		{Method: "GET", Path: "/v2/box/{id}/config/ports", ID: "getPorts", Summary: "How the ports of a box are shared", Response: reflect.TypeFor[portsView](), Handle: e.getPorts},
+		{Method: "DELETE", Path: "/v2/box/{id}/config/ports", ID: "unsharePorts", Summary: "End the sharing of a box's ports and cut its connections", Response: reflect.TypeFor[rest.OK](), Handle: e.unsharePorts},
 	}
 }
 

@@ -162,7 +162,7 @@ func TestOrdersOfAdminsAreNotBounded(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	_, err = db.Keys.Ensure()
-	table := NewTable("")
+	table := NewTable(config.Ingress{}, "")
 	o := NewOrders(table, &Domains{store: db.URLs, keys: db.Keys}, quotas.New(quotas.Config{Defaults: quotas.Limits{quotas.Certificates: ordersOfBox}}))
 	keys := map[string]string{"operator": store.OperatorKey}
 	for name, role := range map[string]api.Role{"admin": api.RoleAdmin, "creator": api.RoleCreator, "box": api.RoleBox} {

@@ -7,12 +7,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -49,6 +46,8 @@ type Config struct {
 	Domains     *Domains
 	Holdings    *keys.Holdings
 	Before      *handover.Predecessor `required:"false"`
+	// TokenFields are the fields besides Authorization in which a visitor may send a token.
+	TokenFields []string `required:"false"`
 }
 
 // Service creates and deletes the public URLs of boxes. Safe for concurrent use.
@@ -67,6 +66,11 @@ func New(c Config) (*Service, error) {
 
 // urlOf returns the address of a public URL, with its port unless that is the scheme's default.
 func (u *Service) urlOf(id policy.BoxID, port uint16, protocol string) string {
+	return u.urlAt(u.config.Ingress.HostName(id, port), protocol)
+}
+
+// urlAt is urlOf for a host name.
+func (u *Service) urlAt(host, protocol string) string {
 	scheme, at, usual := "https", u.config.HTTPS, uint16(443)
 	if protocol == api.ProtocolTCP {
 		scheme, usual = "tls", 0 // which has no default port
@@ -74,7 +78,7 @@ func (u *Service) urlOf(id policy.BoxID, port uint16, protocol string) string {
 	if at == 0 {
 		scheme, at, usual = "http", u.config.HTTP, 80
 	}
-	url := scheme + "://" + u.config.Ingress.HostName(id, port)
+	url := scheme + "://" + host
 	if at != 0 && at != usual {
 		url += ":" + strconv.Itoa(int(at))
 	}
@@ -116,6 +120,9 @@ func (u *Service) urlView(r store.URL) (api.URL, error) {
 func (u *Service) CreateURL(ctx context.Context, id policy.BoxID, req api.URLRequest) (api.URL, error) {
 	if err := u.permits(req); err != nil {
 		return api.URL{}, err
+	}
+	if u.config.Table.IsOwn(req.Port) {
+		return api.URL{}, change.InvalidAt("/port", "is served by the gateway itself for every box")
 	}
 	hostnames, err := u.ownDomains(req.Hostnames)
 	if err != nil {
@@ -323,10 +330,14 @@ func (u *Service) Recover(b *state.Box) error {
 				return err
 			}
 		}
+		if u.config.Table.IsOwn(r.Port) {
+			u.config.Log.Warn("the port of a public URL is the gateway's own now, and the URL is not served", zap.String("box", string(r.Box)), zap.Uint16("port", r.Port))
+			continue
+		}
 		u.config.Table.set(u.hostsOf(r), urlTarget(r, b.V4))
 		u.pending.set(r, time.Now())
 	}
-	return nil
+	return u.recoverPorts(b)
 }
 
 // Drop removes the public URLs of a box from the table and then cuts their connections, in this order, so that no new
@@ -450,98 +461,4 @@ func (u *Service) SignURL(_ context.Context, id policy.BoxID, port uint16, req a
 	}
 	address := u.urlOf(id, port, "") + link.Escape(prefix) + "?" + signin.LinkParameter + "=" + link.Sign(target.Access.Links, target.ID, l)
 	return api.Link{URL: name.NewSecret(address), ExpiresAt: l.Expires}, nil
-}
-
-// Table maps host names of public URLs to their targets. Safe for concurrent use.
-type Table struct {
-	ownHost string // the gateway's own host (for sign-in), which is not a URL's; may be empty. Immutable
-
-	mu     sync.RWMutex
-	byHost map[string]ingress.Target
-}
-
-// Lookup implements [ingress.URLs].
-func (t *Table) Lookup(host string) (ingress.Target, bool) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	target, ok := t.byHost[host]
-	return target, ok
-}
-
-// Has reports whether a host name belongs to a public URL, or is the gateway's own.
-func (t *Table) Has(host string) bool {
-	if host == t.ownHost && host != "" {
-		return true
-	}
-	_, ok := t.Lookup(host)
-	return ok
-}
-
-// NewTable returns an empty table. own is the gateway's own host, which may be empty.
-func NewTable(own string) *Table { return &Table{ownHost: own} }
-
-// OwnURLs are the public URLs that boxes may open by name: those within the gateway's own domain, over HTTPS. Custom
-// domains are excluded; otherwise, creating a URL could redirect boxes' connections to any name.
-type OwnURLs struct {
-	domain name.Name
-	port   uint16 // of HTTPS; 0: disabled
-	table  *Table
-	visit  func(c net.Conn, host string)
-}
-
-// NewOwnURLs returns the URLs within a domain. port is that of HTTPS, 0 if it is disabled. visit serves a connection to a
-// URL.
-func NewOwnURLs(domain name.Name, port uint16, table *Table, visit func(c net.Conn, host string)) *OwnURLs {
-	return &OwnURLs{domain, port, table, visit}
-}
-
-// Named reports whether a name is currently that of a public URL.
-func (u *OwnURLs) Named(n name.Name) bool {
-	return u.port != 0 && n.IsWithin(u.domain) && u.table.Has(n.String())
-}
-
-// Served implements [proxy.URLs].
-func (u *OwnURLs) Served(n name.Name, port uint16) bool { return port == u.port && u.Named(n) }
-
-// Visit implements [proxy.URLs].
-func (u *OwnURLs) Visit(c net.Conn, n name.Name) { u.visit(c, n.String()) }
-
-// set maps hosts to a target, replacing all hosts of the same port of its box.
-func (t *Table) set(hosts []string, target ingress.Target) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.byHost == nil {
-		t.byHost = map[string]ingress.Target{}
-	}
-	t.deleteLocked(target.Box, target.Addr.Port())
-	for _, host := range hosts {
-		t.byHost[host] = target
-	}
-}
-
-// remove removes all hosts of a box's port. A host that was taken over by another URL stays.
-func (t *Table) remove(id policy.BoxID, port uint16) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.deleteLocked(id, port)
-}
-
-func (t *Table) deleteLocked(id policy.BoxID, port uint16) {
-	maps.DeleteFunc(t.byHost, func(_ string, target ingress.Target) bool {
-		return target.Box == id && target.Addr.Port() == port
-	})
-}
-
-// RemoveID removes the hosts of one URL.
-func (t *Table) RemoveID(id string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	maps.DeleteFunc(t.byHost, func(_ string, target ingress.Target) bool { return target.ID == id })
-}
-
-// RemoveBox removes the URLs of a box.
-func (t *Table) RemoveBox(id policy.BoxID) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	maps.DeleteFunc(t.byHost, func(_ string, target ingress.Target) bool { return target.Box == id })
 }

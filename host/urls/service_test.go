@@ -15,7 +15,7 @@ import (
 // belong to the gateway are not served.
 func TestDomainsOfTheGateway(t *testing.T) {
 	t.Parallel()
-	u := &Service{config: Config{Ingress: config.Ingress{Domain: "new.example.org"}, Log: zap.NewNop(), Table: NewTable("login.example.org")}}
+	u := &Service{config: Config{Ingress: config.Ingress{Domain: "new.example.org"}, Log: zap.NewNop(), Table: NewTable(config.Ingress{Domain: "new.example.org"}, "login.example.org")}}
 	for host, refused := range map[string]bool{
 		"victim-80.new.example.org": true, "new.example.org": true, "login.example.org": true, "app.example.org": false, "a.login.example.org": false,
 	} {

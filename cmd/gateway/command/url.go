@@ -16,7 +16,7 @@ import (
 // newURLCommand is `gateway url`.
 func newURLCommand(o *cli.Options) *cobra.Command {
 	cmd := cli.Group("url", "Create, list and remove the public URLs of a box")
-	cmd.AddCommand(newURLCreateCommand(o), newURLSignCommand(o),
+	cmd.AddCommand(newURLCreateCommand(o), newURLSignCommand(o), newURLPortsCommand(o),
 		&cobra.Command{
 			Use: "list BOX", Aliases: []string{"ls"}, Short: "List the public URLs of a box", Args: cli.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
