@@ -255,7 +255,7 @@ func lets(names []string, name []byte) bool {
 	return slices.ContainsFunc(names, func(lower string) bool { return h1.EqualFold(name, lower) })
 }
 
-// isTokenField reports whether an application may read a field as one of those for tokens, which are in lower case.
+// isTokenField reports whether an application may read a field as one for tokens. names are in lower case.
 func isTokenField(names []string, name []byte) bool {
 	return slices.ContainsFunc(names, func(lower string) bool { return isName(name, lower) })
 }

@@ -7,7 +7,7 @@ import (
 
 // This part serves requests to targets with a Handler. The engine treats the handler like a box: all checks, limits, timeouts and cuts
 // of requests to boxes apply, and [boxgate/ingress/local] is the connection. A box sees neither the request nor a connection, and
-// is not woken. What a request may do is the handler's decision, which must authenticate it.
+// is not woken. The handler authenticates its requests.
 
 // acquireOwn takes a place for a request that this process serves, and reports whether there was one. Such a request takes two
 // descriptors instead of one, and memory of the gateway.

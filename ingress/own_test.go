@@ -117,7 +117,7 @@ func TestOwnHandlerIsCut(t *testing.T) {
 	}
 	for _, h2 := range []bool{false, true} {
 		leave := func() {}
-		for what, end := range map[string]func(){
+		for event, end := range map[string]func(){
 			"URL": func() { f.CloseURL(target.ID) }, "box": func() { f.CloseBox(target.Box) }, "visitor": func() { leave() },
 		} {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -135,10 +135,10 @@ func TestOwnHandlerIsCut(t *testing.T) {
 			select {
 			case <-ended:
 			case <-time.After(time.Minute):
-				t.Fatalf("HTTP/2 %v: the handler goes on after the end of its %s", h2, what)
+				t.Fatalf("HTTP/2 %v: the handler goes on after the end of its %s", h2, event)
 			}
 			if _, err := io.ReadAll(resp.Body); err == nil {
-				t.Errorf("HTTP/2 %v, %s: the response looks complete", h2, what)
+				t.Errorf("HTTP/2 %v, %s: the response looks complete", h2, event)
 			}
 			resp.Body.Close()
 			cancel()
@@ -154,7 +154,7 @@ func TestOwnHandlerIsCut(t *testing.T) {
 	<-ended
 }
 
-// TestOwnHandlerIsBounded: requests that the gateway serves itself take a sixth of the places, and one network a quarter of those; they
+// TestOwnHandlerIsBounded: requests that the gateway serves itself take a sixth of the places, and one network a quarter of these; they
 // are released. Other URLs keep their places.
 func TestOwnHandlerIsBounded(t *testing.T) {
 	t.Parallel()

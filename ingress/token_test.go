@@ -74,13 +74,13 @@ func TestWrongTokensInFields(t *testing.T) {
 			t.Errorf("wrong token %d: %s", i+1, resp.Status)
 		}
 	}
-	for what, edit := range map[string]func(*http.Request){
+	for place, edit := range map[string]func(*http.Request){
 		"two values": func(r *http.Request) { r.Header["X-Port-Token"] = []string{secret, secret} },
 		"a scheme":   field("Bearer " + secret),
 		"the query":  func(r *http.Request) { r.URL.RawQuery = "x-port-token=" + secret },
 	} {
 		if resp, _ := get(t, c, "https://two"+domain, edit); resp.StatusCode != http.StatusUnauthorized {
-			t.Errorf("%s: %s", what, resp.Status)
+			t.Errorf("%s: %s", place, resp.Status)
 		}
 	}
 	if resp, _ := get(t, c, "https://basic"+domain, field(secret)); resp.StatusCode != http.StatusUnauthorized {

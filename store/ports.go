@@ -29,7 +29,7 @@ type SharedPorts struct {
 // have shared ports ignore them.
 const portsPrefix = "ports "
 
-// SetPorts stores the shared ports of a box, replacing those that it has.
+// SetPorts stores the shared ports of a box, replacing the earlier ones.
 func (db URLs) SetPorts(p SharedPorts) error {
 	return db.update(func(tx *transaction) error {
 		if err := requireBox(tx, p.Box); err != nil {

@@ -27,7 +27,7 @@ var notStored = map[string]string{
 }
 
 // byService are calls whose text is bounded by their service, where the tests of the service are.
-var byService = map[string]string{"answerApproval": "host/approvals TestAnswers", "createApiKey /box": "the name of a box that exists"}
+var byService = map[string]string{"answerApproval": "host/approvals TestAnswers", "createApiKey /box": "the name of a box that exists", "sharePorts /except": "api/urls TestPorts", "sharePorts /https_ports": "api/urls TestPorts"}
 
 // besides are the members that a body needs besides its example, so that a member is judged by its size alone. nil removes one.
 var besides = map[string]map[string]any{

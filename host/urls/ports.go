@@ -24,7 +24,7 @@ import (
 
 // sharedPorts are the ports of a box that are shared as a whole.
 type sharedPorts struct {
-	base   ingress.Target // of all ports: without a port and what depends on it
+	base   ingress.Target // of all ports: without a port
 	except []uint16
 	https  []uint16
 }
@@ -168,7 +168,7 @@ func (u *Service) UnsharePorts(_ context.Context, id policy.BoxID) error {
 	return nil
 }
 
-// replacePorts replaces the shared ports of a box in the table, with those that share adds, and cuts their visitors.
+// replacePorts replaces the shared ports of a box in the table, with the ones that share adds, and cuts their visitors.
 func (u *Service) replacePorts(id policy.BoxID, share func()) {
 	old := u.config.Table.sharedOf(id)
 	if old != "" {
@@ -191,7 +191,7 @@ func (u *Service) recoverPorts(b *state.Box) error {
 		return err
 	}
 	if p.Token == nil && (!u.config.Ingress.PublicPorts || u.config.Ingress.RequireAuth) {
-		u.config.Log.Warn("the ports of a box are shared with everyone, which the configuration no longer permits; they are closed", zap.String("box", string(b.ID)))
+		u.config.Log.Warn("the ports of a box were shared with everyone; the configuration no longer permits that, and they are closed", zap.String("box", string(b.ID)))
 		return nil
 	}
 	u.config.Table.share(sharedTarget(p, b.V4))

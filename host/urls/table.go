@@ -45,8 +45,8 @@ func (t *Table) ServeName(label string, h http.Handler) {
 	t.byHost[t.names.OwnName(label)] = ownTarget(label, "", h)
 }
 
-// ServePort lets handlers serve a port of every box at its host names, instead of the box. of returns the handler for an ID, of which no
-// box need exist; nil: there is no such host name. It is called for every request and must be fast, and call no method of the table.
+// ServePort lets handlers serve a port of every box at its host names, instead of the box. of returns the handler for an ID, even if
+// no box has it; nil: there is no such host name. It is called for every request and must be fast, and call no method of the table.
 // Otherwise see [Table.ServeName]. Call ServePort before URLs are recovered.
 func (t *Table) ServePort(port uint16, of func(policy.BoxID) http.Handler) {
 	t.mu.Lock()
@@ -97,10 +97,9 @@ func (t *Table) impliedLocked(host string) (ingress.Target, bool) {
 	return ingress.Target{}, false
 }
 
-// ownTarget returns the target of a handler. The ID does not name the box, as visitors make IDs up, and its ID identifies what the
-// ingress counts.
-func ownTarget(what string, box policy.BoxID, h http.Handler) ingress.Target {
-	return ingress.Target{ID: "own " + what, Box: box, Handler: h, Auth: ingress.Auth{Open: true}, Protocol: ingress.HTTP1}
+// ownTarget returns the target of a handler. The ID does not name the box, because the ingress counts by it and visitors make IDs up.
+func ownTarget(label string, box policy.BoxID, h http.Handler) ingress.Target {
+	return ingress.Target{ID: "own " + label, Box: box, Handler: h, Auth: ingress.Auth{Open: true}, Protocol: ingress.HTTP1}
 }
 
 // withheldLocked returns the target of a public URL with the token of its box's shared ports, which its application must not get.
