@@ -212,6 +212,12 @@ func (g *Ingress) CloseURL(id string) {
 	g.closeIdle()
 }
 
+// ClosePort is [Ingress.CloseURL] for the requests of one port, where targets of several ports have the same ID.
+func (g *Ingress) ClosePort(id string, port uint16) {
+	g.active.cut(func(r *request) bool { return r.target.ID == id && r.target.Addr.Port() == port })
+	g.closeIdle()
+}
+
 // closeIdle closes the unused connections to boxes.
 func (g *Ingress) closeIdle() {
 	g.upstreams.CloseIdle(0)

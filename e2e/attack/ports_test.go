@@ -131,10 +131,10 @@ func TestAttackSharedPortsAreCut(t *testing.T) {
 	t.Parallel()
 	v, _ := sharedBoxes(t, nil)
 	in, more := v.Intrude(v.box), make(chan struct{})
-	for _, port := range []int{8100, 8101} {
+	for _, port := range []int{8100, 8101, 8102} {
 		serveRaw(in, port, func(c net.Conn) {
 			_, _ = fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: first\n\n")
-			if port == 8101 {
+			if port > 8100 {
 				<-more
 				_, _ = fmt.Fprint(c, "data: more\n\n")
 			}
@@ -166,6 +166,26 @@ func TestAttackSharedPortsAreCut(t *testing.T) {
 		}
 		if what == "the end" {
 			made = share(v.World, v.box, map[string]any{})
+		}
+	}
+	taken, kept := v.stream("8100-"+v.box, "Authorization: Bearer "+made.Token), v.stream("8102-"+v.box, "Authorization: Bearer "+made.Token)
+	visitURL(v.World, v.box, map[string]any{"port": 8100, "bearer_token": true})
+	if _, err := io.ReadAll(taken); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a URL takes over the port, and its visitors stay: %v", err)
+	}
+	more <- struct{}{}
+	if !reads(kept, "data: more\n") {
+		t.Error("another port is cut too")
+	}
+	if err := v.Client.Do(t.Context(), "DELETE", api.BoxPath(v.box, "preview/8100"), nil, nil); err != nil {
+		t.Error(err)
+	}
+	for what, err := range map[string]error{
+		"a URL":  v.Client.Do(t.Context(), "DELETE", api.BoxPath(v.box, "preview/8102"), nil, nil),
+		"a link": v.Client.Do(t.Context(), "POST", api.BoxPath(v.box, "preview/8102/sign"), map[string]any{}, nil),
+	} {
+		if refused, ok := errors.AsType[*api.ResponseError](err); !ok || refused.Status != 404 {
+			t.Errorf("%s of a port that has none: %v", what, err)
 		}
 	}
 	v.Kill()

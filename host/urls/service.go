@@ -165,11 +165,16 @@ func (u *Service) CreateURL(ctx context.Context, id policy.BoxID, req api.URLReq
 	if err := u.storeURL(record, claim); err != nil {
 		return api.URL{}, err
 	}
-	old, replaced := u.config.Table.Lookup(u.config.Ingress.HostName(id, req.Port))
+	old, replaced := u.config.Table.urlOf(id, req.Port)
+	shared := u.config.Table.sharedOf(id)
 	u.config.Table.set(u.hostsOf(record), urlTarget(record, b.V4))
 	u.pending.set(record, time.Now())
-	if replaced {
+	switch {
+	case replaced:
 		u.closeURL(old.ID)
+	case shared != "": // the URL alone decides now who visits the port
+		u.config.Visitors.ClosePort(shared, req.Port)
+		u.config.Before.SendOrder(handover.Message{Kind: handover.URL, URL: shared})
 	}
 	view, err := u.urlView(record)
 	view.Token, view.Username, view.Password = made.Token, made.Username, made.Password
@@ -305,7 +310,7 @@ func (u *Service) DeleteURL(_ context.Context, id policy.BoxID, port uint16) err
 		return err
 	}
 	defer b.Unlock()
-	target, ok := u.config.Table.Lookup(u.config.Ingress.HostName(id, port))
+	target, ok := u.config.Table.urlOf(id, port)
 	if !ok {
 		return api.Errorf(api.ErrNotFound, "port %d of this box has no public URL", port)
 	}
@@ -440,7 +445,7 @@ func (u *Service) SignURL(_ context.Context, id policy.BoxID, port uint16, req a
 	if _, err := u.config.Boxes.Find(id); err != nil {
 		return api.Link{}, err
 	}
-	target, ok := u.config.Table.Lookup(u.config.Ingress.HostName(id, port))
+	target, ok := u.config.Table.urlOf(id, port)
 	if !ok {
 		return api.Link{}, api.Errorf(api.ErrNotFound, "port %d of this box has no public URL", port)
 	}

@@ -110,6 +110,14 @@ func (t *Table) withheldLocked(target ingress.Target) ingress.Target {
 	return target
 }
 
+// urlOf returns the target of the public URL of a port, if it has one.
+func (t *Table) urlOf(id policy.BoxID, port uint16) (ingress.Target, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	target, ok := t.byHost[t.names.HostName(id, port)]
+	return target, ok
+}
+
 // Has reports whether boxes may find a public URL at a host name, or the host for sign-in.
 func (t *Table) Has(host string) bool {
 	if host == t.ownHost && host != "" {
