@@ -440,6 +440,7 @@ type URL struct {
 type PortsRequest struct {
 	Public    bool     // no token is needed
 	KeepToken bool     // the token stays; otherwise there is a new one
+	Token     string   // the new token; "": a random one
 	Except    []uint16 // ports that are not shared
 	Host      string   // the Host field for applications, in which ${PORT} stands for the port; "": the visitor's
 	HTTPS     []uint16 // ports whose applications speak TLS
@@ -450,11 +451,18 @@ type Ports struct {
 	URL          string // in which {port} stands for the port
 	Public       bool
 	Token        name.Secret
+	Fingerprint  string   // of the token, see [TokenFingerprint]; "": there is no token
 	TokenHeaders []string // fields that may have the token, besides Authorization
 	Except       []uint16
 	Host         string
 	HTTPS        []uint16
 	SharedAt     time.Time
+}
+
+// TokenFingerprint returns the fingerprint of a token for ports: eight hexadecimal digits, which tell tokens apart and reveal none.
+func TokenFingerprint(token string) string {
+	sum := sha256.Sum256([]byte("boxgate token fingerprint\x00" + token))
+	return hex.EncodeToString(sum[:4])
 }
 
 // PendingName is a custom domain that does not lead to its URL yet, because the TXT record that proves control of it is

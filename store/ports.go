@@ -14,11 +14,13 @@ import (
 
 // SharedPorts are the TCP ports of a box that are all reachable at their public host names.
 type SharedPorts struct {
-	Box    policy.BoxID `json:"box"`
-	Token  *KeyHash     `json:"token,omitempty"`  // hash of the token that opens them; nil: they are open to everyone
-	Except []uint16     `json:"except,omitempty"` // ports that are not shared
-	Host   string       `json:"host,omitempty"`   // of requests, for the application; "": as the visitor sent it
-	HTTPS  []uint16     `json:"https,omitempty"`  // ports whose applications speak TLS
+	Box   policy.BoxID `json:"box"`
+	Token *KeyHash     `json:"token,omitempty"` // hash of the token that opens them; nil: they are open to everyone
+	// Fingerprint tells the token from others; records of older versions lack it.
+	Fingerprint string   `json:"fingerprint,omitempty"`
+	Except      []uint16 `json:"except,omitempty"` // ports that are not shared
+	Host        string   `json:"host,omitempty"`   // of requests, for the application; "": as the visitor sent it
+	HTTPS       []uint16 `json:"https,omitempty"`  // ports whose applications speak TLS
 	// Owner is the ID of the API key that shared them; "" for the operator's.
 	Owner string `json:"owner,omitempty"`
 	// SharedAt is when the ports were shared with these settings. No two versions of a box's ports have the same time.

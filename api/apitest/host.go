@@ -621,7 +621,8 @@ func (h *Host) SharePorts(_ context.Context, id policy.BoxID, req api.PortsReque
 		SharedAt: time.Unix(1_700_000_000, 0),
 	}
 	if !req.Public && !req.KeepToken {
-		p.Token = name.NewSecret("port-token-secret")
+		p.Token = name.NewSecret(cmp.Or(req.Token, "port-token-secret"))
+		p.Fingerprint = api.TokenFingerprint(p.Token.Reveal())
 	}
 	b.Ports = &p
 	return p, nil

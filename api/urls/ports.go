@@ -10,12 +10,14 @@ import (
 	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/internal/lazyregexp"
 )
 
 // portsBody shares the ports of a box.
 type portsBody struct {
 	Access     string  `json:"access,omitempty" enum:"token public" doc:"token, the default: visitors need the token of the response; public: they need none, if ingress.public_ports permits it"`
 	KeepToken  bool    `json:"keep_token,omitempty" doc:"keep the token that the ports have, instead of making a new one"`
+	Token      string  `json:"token,omitempty" doc:"a new token of your own instead of a random one, for a client that keeps no tokens: 32 to 256 letters, digits and . _ ~ + / - characters, as hard to guess as a random one"`
 	Except     []int64 `json:"except,omitempty" doc:"ports that are not shared; at most 64"`
 	Host       string  `json:"host,omitempty" doc:"the Host field that applications get, such as localhost:${PORT}; absent: the visitor's" example:"localhost:${PORT}"`
 	HTTPSPorts []int64 `json:"https_ports,omitempty" doc:"ports whose applications speak HTTPS, with any certificate; at most 64"`
@@ -26,6 +28,7 @@ type portsView struct {
 	URL          string   `json:"url" doc:"replace {port} by the port"`
 	Access       string   `json:"access" enum:"token public"`
 	Token        string   `json:"token,omitempty"`
+	Fingerprint  string   `json:"token_fingerprint,omitempty" doc:"tells the token from others: the first 8 hexadecimal digits of the SHA-256 of the text boxgate token fingerprint, a zero byte and the token"`
 	TokenHeaders []string `json:"token_headers" doc:"fields in which a visitor may send the token"`
 	Except       []uint16 `json:"except,omitempty"`
 	Host         string   `json:"host,omitempty"`
@@ -49,7 +52,7 @@ func viewPorts(p api.Ports) portsView {
 		headers = append([]string{"Authorization"}, p.TokenHeaders...)
 	}
 	return portsView{
-		URL: p.URL, Access: access, TokenHeaders: headers, Except: p.Except, Host: p.Host, HTTPSPorts: p.HTTPS, SharedAt: max(p.SharedAt.Unix(), 0),
+		URL: p.URL, Access: access, Fingerprint: p.Fingerprint, TokenHeaders: headers, Except: p.Except, Host: p.Host, HTTPSPorts: p.HTTPS, SharedAt: max(p.SharedAt.Unix(), 0),
 	}
 }
 
@@ -58,6 +61,9 @@ const (
 	mostPorts   = 64
 	longestHost = 253
 )
+
+// ownToken matches tokens that clients may choose (RFC 6750, section 2.1).
+var ownToken = lazyregexp.New(`^[A-Za-z0-9._~+/-]{32,256}$`)
 
 // request converts the body, after validation.
 func (b *portsBody) request() (api.PortsRequest, error) {
@@ -70,7 +76,13 @@ func (b *portsBody) request() (api.PortsRequest, error) {
 	if b.Access == accessPublic && b.KeepToken {
 		problems.Add("/keep_token", "public ports have no token")
 	}
-	req := api.PortsRequest{Public: b.Access == accessPublic, KeepToken: b.KeepToken, Host: b.Host}
+	if b.Token != "" && (b.KeepToken || b.Access == accessPublic) {
+		problems.Add("/token", "goes with neither keep_token nor public ports")
+	}
+	if b.Token != "" && !ownToken.MatchString(b.Token) {
+		problems.Add("/token", "must be 32 to 256 letters, digits and . _ ~ + / - characters")
+	}
+	req := api.PortsRequest{Public: b.Access == accessPublic, KeepToken: b.KeepToken, Token: b.Token, Host: b.Host}
 	req.Except = portList(&problems, "/except", b.Except)
 	req.HTTPS = portList(&problems, "/https_ports", b.HTTPSPorts)
 	host := strings.ReplaceAll(b.Host, "${PORT}", "1")

@@ -1,6 +1,7 @@
 package urls
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,7 +78,7 @@ var errNotShared = api.Errorf(api.ErrNotFound, "the ports of this box are not sh
 func (u *Service) portsView(p store.SharedPorts) api.Ports {
 	return api.Ports{
 		URL: u.urlAt(fmt.Sprintf("{port}-%s.%s", p.Box, u.config.Ingress.Domain), ""), Public: p.Token == nil, Except: p.Except, Host: p.Host, HTTPS: p.HTTPS, SharedAt: p.SharedAt,
-		TokenHeaders: u.config.TokenFields,
+		TokenHeaders: u.config.TokenFields, Fingerprint: p.Fingerprint,
 	}
 }
 
@@ -106,13 +107,13 @@ func (u *Service) SharePorts(ctx context.Context, id policy.BoxID, req api.Ports
 	switch {
 	case req.Public:
 	case req.KeepToken && old.Token != nil:
-		record.Token = old.Token
+		record.Token, record.Fingerprint = old.Token, old.Fingerprint
 	case req.KeepToken:
 		return api.Ports{}, change.InvalidAt("/keep_token", "the ports of this box have no token yet")
 	default:
-		token = randomHex(32)
+		token = cmp.Or(req.Token, randomHex(32))
 		digest := store.KeyHash(ingress.BearerDigest(token))
-		record.Token = &digest
+		record.Token, record.Fingerprint = &digest, api.TokenFingerprint(token)
 	}
 	count := int64(1)
 	if err == nil && old.Owner == record.Owner {

@@ -164,7 +164,7 @@ api/stream:
 api/strict: policy api/problem quota
 api/trail: policy audit api api/problem api/rest api/stream
 api/report: policy audit quota api api/problem api/rest internal/buildinfo
-api/urls: policy api api/apitest api/history api/problem api/rest api/strict
+api/urls: policy api api/apitest api/history api/problem api/rest api/strict internal/lazyregexp
 quota:
 store: llm policy rule/header audit
 store/document: store/layout

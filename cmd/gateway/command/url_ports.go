@@ -72,6 +72,7 @@ func newURLPortsShareCommand(o *cli.Options) *cobra.Command {
 type portsAnswer struct {
 	URL, Access, Token, Host string
 	TokenHeaders             []string `json:"token_headers"`
+	Fingerprint              string   `json:"token_fingerprint"`
 	Except                   []int
 	HTTPSPorts               []int `json:"https_ports"`
 }
@@ -79,7 +80,7 @@ type portsAnswer struct {
 func renderPorts(w io.Writer, p portsAnswer) error {
 	rows := [][]string{{"url", p.URL}, {"access", p.Access}}
 	for _, row := range [][]string{
-		{"token", p.Token}, {"token headers", strings.Join(p.TokenHeaders, ", ")}, {"except", portsText(p.Except)}, {"host", p.Host}, {"https ports", portsText(p.HTTPSPorts)},
+		{"token", p.Token}, {"fingerprint", p.Fingerprint}, {"token headers", strings.Join(p.TokenHeaders, ", ")}, {"except", portsText(p.Except)}, {"host", p.Host}, {"https ports", portsText(p.HTTPSPorts)},
 	} {
 		if row[1] != "" {
 			rows = append(rows, row)
