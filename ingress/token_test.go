@@ -1,14 +1,22 @@
 package ingress
 
 import (
+	"context"
 	"crypto/tls"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	testgrpc "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"boxgate/audit"
 	"boxgate/policy/name"
@@ -172,5 +180,33 @@ func TestApplicationWithTLS(t *testing.T) {
 	f.set("app"+domain, target)
 	if resp, _ := get(t, f.client(t, true), "https://app"+domain, nil); resp.StatusCode != http.StatusBadGateway {
 		t.Errorf("an application without TLS: %s", resp.Status)
+	}
+}
+
+// TestGRPCWithToken: gRPC's client sends the token as metadata of its own; the application gets its calls with the Host of the target, and
+// without the token.
+func TestGRPCWithToken(t *testing.T) {
+	t.Parallel()
+	f, _ := tokens(t)
+	seen := make(chan metadata.MD, 1)
+	app := grpcApp(t, grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		md, _ := metadata.FromIncomingContext(ctx)
+		seen <- md
+		return next(ctx, req)
+	}))
+	target := f.exposeAt("app", app, Auth{Bearer: digest(BearerDigest(secret))}, Auto)
+	target.Host = "localhost:9000"
+	f.set("app"+domain, target)
+	c := testgrpc.NewTestServiceClient(f.grpcClient(t, "app"))
+	if _, err := c.EmptyCall(t.Context(), &testgrpc.Empty{}); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("without the token: %v", err)
+	}
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "x-port-token", secret, "authorization", "Bearer application")
+	if _, err := c.EmptyCall(ctx, &testgrpc.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	md := <-seen
+	if len(md.Get("x-port-token")) > 0 || !slices.Equal(md.Get("authorization"), []string{"Bearer application"}) || !slices.Equal(md.Get(":authority"), []string{"localhost:9000"}) {
+		t.Errorf("the application gets %v", md)
 	}
 }

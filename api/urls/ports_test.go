@@ -21,12 +21,16 @@ func TestPorts(t *testing.T) {
 	}
 	f.Expect(t, 200, "PUT", path, `{"access":"public"}`, `"access":"public"`, `"token_headers":[]`)
 	f.Expect(t, 200, "PUT", path, `{"access":"token","keep_token":true}`)
+	const own = "0123456789abcdefABCDEF._~+/-0123" // a token of the client's own
+	f.Expect(t, 200, "PUT", path, `{"token":"`+own+`"}`, `"token":"`+own+`"`, `"token_fingerprint":"`+api.TokenFingerprint(own)+`"`)
 	f.Expect(t, 200, "DELETE", path, "")
 	f.Expect(t, 404, "GET", path, "")
 	many := `{"except":[1` + strings.Repeat(",1", 64) + `]}`
 	for body, want := range map[string]string{
 		`{"access":"everybody"}`: "/access", `{"access":"public","keep_token":true}`: "/keep_token",
 		`{"except":[0]}`: "/except", `{"except":[65536]}`: "/except", `{"https_ports":[-1]}`: "/https_ports", many: "at most 64",
+		`{"token":"short"}`: "/token", `{"token":"` + strings.Repeat("a", 257) + `"}`: "/token", `{"token":"` + own + ` "}`: "/token",
+		`{"token":"` + own + `","keep_token":true}`: "/token", `{"token":"` + own + `","access":"public"}`: "/token",
 		`{"host":"a b"}`: "/host", `{"host":"a/b"}`: "/host", `{"host":"${HOST}"}`: "/host", `{"host":"a\r\nX: y"}`: "/host", `{"host":"user@host"}`: "/host",
 		`{"host":"` + strings.Repeat("a", 254) + `"}`: "/host", `{"port":80}`: "/port",
 	} {

@@ -77,6 +77,7 @@ func TestAKeyHasNoMoreObjectsThanItMay(t *testing.T) {
 		refused("a box of a snapshot", "boxes", "/v2/box/from-snapshot", map[string]any{"snapshot_id": first})
 		refused("a snapshot", "snapshots", api.BoxPath(third, snapshots), map[string]any{})
 		refused("a URL", "urls", api.BoxPath(third, preview), map[string]any{"port": 8001})
+		assertOverQuota(t, "shared ports", "urls", ci.Do(t.Context(), "PUT", api.BoxPath(third, "config/ports"), map[string]any{}, nil))
 		refused("a domain in place of none", "domains", api.BoxPath(third, preview), map[string]any{"port": 8000, "hostnames": []string{"c.example.org"}})
 		refused("a schedule", "schedules", api.BoxPath(third, schedules), job)
 	}

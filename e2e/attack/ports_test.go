@@ -271,3 +271,25 @@ func TestAttackCertificatesOfSharedPorts(t *testing.T) {
 		}
 	}
 }
+
+// TestSharedPortsOpenWebSockets: a WebSocket opens with the token and not without it, and ends with the token.
+func TestSharedPortsOpenWebSockets(t *testing.T) {
+	t.Parallel()
+	v := socketURL(harness.Shared(t), map[string]any{})
+	if err := v.Client.Do(t.Context(), "DELETE", api.BoxPath(v.box, "preview/8000"), nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	token := "Authorization: Bearer " + share(v.World, v.box, map[string]any{}).Token
+	port := v.at("8000-" + v.box)
+	if status, said := port.ask("GET", "/x", append([]string{token}, socketLines...)...); status != 101 || !strings.HasSuffix(said, "hi") {
+		t.Errorf("with the token: %d %q", status, said)
+	}
+	v.takeSeen()
+	if status, _ := port.ask("GET", "/x", socketLines...); status != 401 || v.takeSeen() != "" {
+		t.Errorf("without it: %d", status)
+	}
+	share(v.World, v.box, map[string]any{})
+	if status, _ := port.ask("GET", "/x", append([]string{token}, socketLines...)...); status != 401 || v.takeSeen() != "" {
+		t.Errorf("with the earlier token: %d", status)
+	}
+}
