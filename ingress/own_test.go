@@ -175,8 +175,12 @@ func TestOwnHandlerIsBounded(t *testing.T) {
 		}
 		open = append(open, resp)
 	}
-	if resp, _ := get(t, c, "https://own"+domain, nil); resp.StatusCode != http.StatusTooManyRequests {
-		t.Errorf("a third one is answered %s", resp.Status)
+	third, err := c.Get("https://own" + domain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if third.Body.Close(); third.StatusCode != http.StatusTooManyRequests { // without reading: it may not end
+		t.Errorf("a third one is answered %s", third.Status)
 	}
 	if resp, _ := get(t, c, "https://app"+domain, nil); resp.StatusCode != http.StatusOK {
 		t.Errorf("another URL is answered %s", resp.Status)
@@ -242,5 +246,33 @@ func TestBoxesReachNoOwnHandler(t *testing.T) {
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusNotFound {
 		t.Error(resp.Status)
+	}
+}
+
+// TestOwnHandlerOfASlowVisitor: a visitor who stops sending is answered 408, and the handler's reading ends.
+func TestOwnHandlerOfASlowVisitor(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.BodyTimeout = 300 * time.Millisecond })
+	read := make(chan error, 1)
+	f.serveOwn("own", func(_ http.ResponseWriter, r *http.Request) {
+		_, err := io.ReadAll(r.Body)
+		read <- err
+	})
+	for _, h2 := range []bool{false, true} {
+		in, out := io.Pipe()
+		req, err := http.NewRequest(http.MethodPost, "https://own"+domain, in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { _, _ = out.Write([]byte("beginning")) }()
+		resp, err := f.client(t, h2).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		out.Close()
+		if err := <-read; err == nil || resp.StatusCode != http.StatusRequestTimeout {
+			t.Errorf("HTTP/2 %v: %s, and the handler reads %v", h2, resp.Status, err)
+		}
 	}
 }

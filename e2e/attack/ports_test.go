@@ -154,7 +154,7 @@ func TestAttackSharedPortsAreCut(t *testing.T) {
 		shared, open := v.stream("8100-"+v.box, token), url.stream(v.box+"-8101")
 		change()
 		if rest, err := io.ReadAll(shared); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%s: the response is not cut: %q, %v", what, rest, err)
+			t.Fatalf("%s: the response is not cut: %q, %v", what, rest, err)
 		}
 		want := map[string]int{"a new token": 401, "other settings": 200, "the end": 404}[what]
 		if status, _ := v.at("8000-"+v.box).ask("GET", "/", token); status != want {
@@ -171,7 +171,7 @@ func TestAttackSharedPortsAreCut(t *testing.T) {
 	taken, kept := v.stream("8100-"+v.box, "Authorization: Bearer "+made.Token), v.stream("8102-"+v.box, "Authorization: Bearer "+made.Token)
 	visitURL(v.World, v.box, map[string]any{"port": 8100, "bearer_token": true})
 	if _, err := io.ReadAll(taken); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("a URL takes over the port, and its visitors stay: %v", err)
+		t.Fatalf("a URL takes over the port, and its visitors stay: %v", err)
 	}
 	more <- struct{}{}
 	if !reads(kept, "data: more\n") {
