@@ -165,20 +165,26 @@ func (u *Service) CreateURL(ctx context.Context, id policy.BoxID, req api.URLReq
 	if err := u.storeURL(record, claim); err != nil {
 		return api.URL{}, err
 	}
-	old, replaced := u.config.Table.urlOf(id, req.Port)
-	shared := u.config.Table.sharedOf(id)
-	u.config.Table.set(u.hostsOf(record), urlTarget(record, b.V4))
+	u.putInService(record, b.V4)
+	view, err := u.urlView(record)
+	view.Token, view.Username, view.Password = made.Token, made.Username, made.Password
+	return view, err
+}
+
+// putInService puts a stored URL into the table, and cuts the visitors whom its port had before: of the URL that it replaces, or of the
+// shared ports of the box.
+func (u *Service) putInService(record store.URL, addr netip.Addr) {
+	old, replaced := u.config.Table.urlOf(record.Box, record.Port)
+	shared := u.config.Table.sharedOf(record.Box)
+	u.config.Table.set(u.hostsOf(record), urlTarget(record, addr))
 	u.pending.set(record, time.Now())
 	switch {
 	case replaced:
 		u.closeURL(old.ID)
-	case shared != "": // the URL alone decides now who visits the port
-		u.config.Visitors.ClosePort(shared, req.Port)
+	case shared != "":
+		u.config.Visitors.ClosePort(shared, record.Port)
 		u.config.Before.SendOrder(handover.Message{Kind: handover.URL, URL: shared})
 	}
-	view, err := u.urlView(record)
-	view.Token, view.Username, view.Password = made.Token, made.Username, made.Password
-	return view, err
 }
 
 // permits returns an error if the configuration does not allow the URL.
