@@ -127,7 +127,7 @@ func (u *Service) SharePorts(ctx context.Context, id policy.BoxID, req api.Ports
 	if err := u.config.Store.SetPorts(record); err != nil {
 		return api.Ports{}, change.NotStored(u.config.Log, "the shared ports could not be stored, nothing was changed", err)
 	}
-	u.replacePorts(id, func() { u.config.Table.share(sharedTarget(record, b.V4)) })
+	u.replacePorts(id, func(string) { u.config.Table.share(sharedTarget(record, b.V4)) })
 	view := u.portsView(record)
 	if token != "" {
 		view.Token = name.NewSecret(token)
@@ -165,17 +165,15 @@ func (u *Service) UnsharePorts(_ context.Context, id policy.BoxID) error {
 	} else if err != nil {
 		return change.NotStored(u.config.Log, "the end of the sharing could not be stored; the ports stay shared", err)
 	}
-	u.replacePorts(id, func() {})
+	u.replacePorts(id, u.config.Table.RemoveID)
 	return nil
 }
 
-// replacePorts replaces the shared ports of a box in the table, with the ones that share adds, and cuts their visitors.
-func (u *Service) replacePorts(id policy.BoxID, share func()) {
+// replacePorts changes the shared ports of a box in the table, in one step: in between, an application could get the token. Then it cuts
+// their visitors. replace gets the ID of the present ones, or "".
+func (u *Service) replacePorts(id policy.BoxID, replace func(old string)) {
 	old := u.config.Table.sharedOf(id)
-	if old != "" {
-		u.config.Table.RemoveID(old)
-	}
-	share()
+	replace(old)
 	if old != "" {
 		u.closeURL(old)
 	}
