@@ -3,10 +3,12 @@
 package files
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"path"
 	"reflect"
@@ -58,6 +60,19 @@ type Info struct {
 	Mode  uint32 // permissions
 	Time  int64  // last modification, in ns since 1970
 	Inode uint64
+	UID   uint32 // of the owner, in the box
+	GID   uint32
+	Owner string // name of the owner in the box's own /etc/passwd, otherwise its ID; at most 32 bytes
+	Group string
+	// Target is where a symbolic link leads, as it is written in the link. In a long list it may be missing.
+	Target []byte
+}
+
+// Permissions returns the type and the permissions of a file in the form of ls, such as drwxr-xr-x. Other files than directories and
+// symbolic links begin with -.
+func (i Info) Permissions() string {
+	kind := map[string]string{"directory": "d", "symlink": "l"}[i.Type]
+	return cmp.Or(kind, "-") + fs.FileMode(i.Mode & 0o777).String()[1:]
 }
 
 // Endpoints serves the files of boxes.
@@ -337,6 +352,24 @@ type statView struct {
 	Inode   uint64 `json:"inode"`
 	Version string `json:"version" doc:"changes whenever the content changes" example:"42-1787140619000000000-12"`
 	Mode    string `json:"mode" doc:"permissions, octal" example:"0644"`
+	ownerView
+}
+
+// ownerView describes the permissions of a file in words.
+type ownerView struct {
+	Permissions string `json:"permissions" doc:"type and permissions in the form of ls" example:"-rw-r--r--"`
+	Owner       string `json:"owner" doc:"its name in the box, otherwise its ID" example:"boxuser"`
+	Group       string `json:"group" doc:"its name in the box, otherwise its ID" example:"boxuser"`
+	UID         uint32 `json:"uid" doc:"of the owner, in the box" example:"1000"`
+	GID         uint32 `json:"gid" doc:"of the group, in the box" example:"1000"`
+	Target      string `json:"symlink_target,omitempty" doc:"of a symbolic link; bytes that are not UTF-8 are shown as U+FFFD"`
+}
+
+func viewOwner(info Info) ownerView {
+	return ownerView{
+		Permissions: info.Permissions(), Owner: info.Owner, Group: info.Group, UID: info.UID, GID: info.GID,
+		Target: strings.ToValidUTF8(string(info.Target), "\uFFFD"),
+	}
 }
 
 func (e *Endpoints) stat(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -356,6 +389,7 @@ func (e *Endpoints) stat(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 		return rest.Reply{Body: statView{
 			Type: info.Type, Size: info.Size, ModTime: modTime(info), Inode: info.Inode,
 			Version: fmt.Sprintf("%d-%d-%d", info.Inode, info.Time, info.Size), Mode: fmt.Sprintf("%04o", info.Mode),
+			ownerView: viewOwner(info),
 		}}, nil
 	})
 }

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -58,7 +59,7 @@ func (s *server) read(path string, offset, length int64) error {
 			return s.answer(Answer{}, err)
 		}
 	}
-	info := infoOf(fi)
+	info := infoOf(fi, &owners{})
 	if err := s.answer(Answer{Info: &info}, nil); err != nil {
 		return err
 	}
@@ -233,16 +234,17 @@ var home = Home
 func HomeDir() string { return home }
 
 func stat(path string, follow bool) (Answer, error) {
-	fi, err := statPath(path, follow)
+	fi, target, err := statPath(path, follow)
 	if err != nil {
 		return Answer{}, err
 	}
-	info := infoOf(fi)
+	info := infoOf(fi, &owners{})
+	info.Target = target
 	return Answer{Info: &info}, nil
 }
 
 // infoOf converts the result of stat(2).
-func infoOf(fi fs.FileInfo) Info {
+func infoOf(fi fs.FileInfo, names *owners) Info {
 	info := Info{Name: []byte(fi.Name()), Type: "other", IsDir: fi.IsDir(), Size: fi.Size(), Mode: uint32(fi.Mode().Perm()), Time: fi.ModTime().UnixNano()}
 	switch {
 	case fi.IsDir():
@@ -252,13 +254,11 @@ func infoOf(fi fs.FileInfo) Info {
 	case fi.Mode()&fs.ModeSymlink != 0:
 		info.Type = "symlink"
 	}
-	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
-		info.Inode = st.Ino
-	}
+	names.describe(&info, fi)
 	return info
 }
 
-// maxNames bounds the total length of names in a list, in bytes: the answer is held in memory.
+// maxNames bounds the total length of names in a list, in bytes, and that of the targets of its links: the answer is held in memory.
 const maxNames = 4 << 20
 
 // list reads up to most entries of a directory of any size: the first ones in the directory's own order, sorted.
@@ -269,14 +269,18 @@ func list(path string, most int) (Answer, error) {
 	}
 	defer dir.Close()
 	var a Answer
-	for bytes := 0; ; {
+	var names owners
+	for length, targets := 0, 0; ; {
 		entries, err := dir.ReadDir(256)
 		for _, e := range entries {
-			if bytes += len(e.Name()); len(a.Entries) >= most || bytes > maxNames {
+			if length += len(e.Name()); len(a.Entries) >= most || length > maxNames {
 				a.Truncated = true
 				return a, nil
 			}
-			if info, err := entry(path, e.Name()); err == nil { // otherwise it has been removed
+			if info, err := entry(path, e.Name(), &names); err == nil { // otherwise it has been removed
+				if targets += len(info.Target); targets > maxNames {
+					info.Target = nil
+				}
 				a.Entries = append(a.Entries, info)
 			}
 		}
@@ -291,15 +295,18 @@ func list(path string, most int) (Answer, error) {
 }
 
 // entry describes one entry of a directory.
-func entry(dir, name string) (Info, error) {
+func entry(dir, name string, names *owners) (Info, error) {
 	path := dir + "/" + name
 	fi, err := os.Lstat(path)
 	if err != nil {
 		return Info{}, err
 	}
-	info := infoOf(fi)
+	info := infoOf(fi, names)
 	if info.Type == "symlink" {
-		if to, err := statPath(path, true); err == nil {
+		if target, err := os.Readlink(path); err == nil {
+			info.Target = []byte(target)
+		}
+		if to, _, err := statPath(path, true); err == nil {
 			info.IsDir, info.Size = to.IsDir(), to.Size()
 		}
 	}
@@ -363,21 +370,26 @@ func holdsFiles(f *os.File) error {
 	return nil
 }
 
-// statPath describes the file at a path. It opens it only with O_PATH.
-func statPath(path string, follow bool) (fs.FileInfo, error) {
+// statPath describes the file at a path, and returns the target of a symbolic link. It opens it only with O_PATH.
+func statPath(path string, follow bool) (fi fs.FileInfo, target []byte, err error) {
 	flags := unix.O_PATH
 	if !follow {
 		flags |= unix.O_NOFOLLOW
 	}
 	f, err := os.OpenFile(path, flags, 0)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer f.Close()
 	if err := holdsFiles(f); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return f.Stat()
+	if fi, err = f.Stat(); err == nil && fi.Mode()&fs.ModeSymlink != 0 {
+		target = make([]byte, unix.PathMax)
+		n, err := unix.Readlinkat(int(f.Fd()), "", target)
+		return fi, bytes.Clone(target[:max(n, 0)]), err
+	}
+	return fi, nil, err
 }
 
 // openDir opens a directory for reading.

@@ -246,6 +246,12 @@ type Info struct {
 	Mode  uint32 // permissions
 	Time  int64  // of the last modification, in ns since 1970
 	Inode uint64
+
+	UID    uint32 // in the box
+	GID    uint32
+	Owner  string // the name of UID in the box, otherwise its digits
+	Group  string
+	Target []byte `json:",omitempty"` // of a symbolic link
 }
 
 // Failure is an error that is sent to the other process.
