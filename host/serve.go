@@ -82,7 +82,7 @@ func (h *Host) Serve(ctx context.Context) error {
 
 func (h *Host) serveParts(ctx context.Context) error {
 	admin, err := server.New(server.Config{
-		Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Meters: h.parts.cfg.Meters, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(8<<20, 8), MaxRun: h.parts.largestBody(harness.MaxBody, 5), Silence: h.parts.cfg.Admin.Silence,
+		Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Meters: h.parts.cfg.Meters, Watcher: h.usage, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(8<<20, 8), MaxRun: h.parts.largestBody(harness.MaxBody, 5), Silence: h.parts.cfg.Admin.Silence,
 	})
 	if err != nil {
 		return err

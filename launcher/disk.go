@@ -116,6 +116,23 @@ func (l *Launcher) OpenSFTP(ctx context.Context, id policy.BoxID) (*boxfs.Sessio
 	return endingWith(done)(l.openFiles(ctx, r, rootfs.UID, boxfs.OpenSFTP))
 }
 
+// ErrManyWatches is returned by OpenWatch for a box with as many watches as it may have.
+var ErrManyWatches = fmt.Errorf("%d watches of files of the box run, which is the limit; end some", boxfs.PerBox)
+
+// OpenWatch opens a session that watches files of a box as boxuser; see [boxfs.OpenWatch]. The box may be paused meanwhile, once the watch
+// is in place.
+func (l *Launcher) OpenWatch(ctx context.Context, id policy.BoxID) (*boxfs.Session, func(), error) {
+	r, err := l.loadRecord(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	done, ok := l.watches.TryAcquire(id)
+	if !ok {
+		return nil, nil, ErrManyWatches
+	}
+	return endingWith(done)(l.openFiles(ctx, r, rootfs.UID, boxfs.OpenWatch))
+}
+
 // endingWith adds to a session the function that closes it, and that calls done once its process has ended.
 func endingWith(done func()) func(*boxfs.Session, error) (*boxfs.Session, func(), error) {
 	return func(s *boxfs.Session, err error) (*boxfs.Session, func(), error) {

@@ -98,7 +98,8 @@ type Launcher struct {
 	motion       freezer.Boxes
 	fileSessions boxfs.Limiter
 	transfers    boxfs.Limiter // of SFTP
-	starting     sync.Map      // the IDs of boxes whose first process the runtime is starting
+	watches      boxfs.Limiter
+	starting     sync.Map // the IDs of boxes whose first process the runtime is starting
 
 	onEnd func(policy.BoxID) // see OnGroupRemoval
 

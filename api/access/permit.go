@@ -180,6 +180,7 @@ var grants = map[string]grant{
 	"unpackFiles":   own | changes,
 	"uploadFiles":   own | changes,
 	"downloadFile":  own,
+	"watchFiles":    own,
 
 	"gitClone":               own | changes | runs,
 	"gitStatus":              own | runs,

@@ -19,6 +19,7 @@ import (
 	"boxgate/api/capture"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/api/stream"
 	"boxgate/api/strict"
 	"boxgate/policy"
 )
@@ -84,6 +85,9 @@ type Endpoints struct {
 	MaxRead int64
 	// Output bounds the memory of all responses of read and list together.
 	Output *capture.Budget
+	// Watcher serves watches. nil: they are refused.
+	Watcher  Watcher
+	Stopping <-chan struct{} // closed when the server shuts down, which ends watches
 }
 
 // Routes lists the endpoints.
@@ -104,6 +108,8 @@ func (e *Endpoints) Routes() []rest.Route {
 			Query: reflect.TypeFor[folderQuery](), Produces: []string{"application/octet-stream", tarMedia}, Handle: e.download},
 		{Method: "POST", Path: "/v2/box/{id}/files/unpack", ID: "unpackFiles", Summary: "Extract a tar archive into a directory",
 			Query: reflect.TypeFor[folderQuery](), Consumes: tarMedia, Response: reflect.TypeFor[pathView](), Handle: e.unpack},
+		{Method: "GET", Path: "/v2/box/{id}/files/watch", ID: "watchFiles", Summary: "The changes in a directory as they happen, until the client leaves",
+			Query: reflect.TypeFor[watchQuery](), Produces: []string{stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[watchEventView](), reflect.TypeFor[watchEndView]()}, Handle: e.watch},
 	}
 }
 
@@ -388,11 +394,13 @@ func (e *Endpoints) stat(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 		}
 		return rest.Reply{Body: statView{
 			Type: info.Type, Size: info.Size, ModTime: modTime(info), Inode: info.Inode,
-			Version: fmt.Sprintf("%d-%d-%d", info.Inode, info.Time, info.Size), Mode: fmt.Sprintf("%04o", info.Mode),
+			Version: fmt.Sprintf("%d-%d-%d", info.Inode, info.Time, info.Size), Mode: octal(info),
 			ownerView: viewOwner(info),
 		}}, nil
 	})
 }
+
+func octal(info Info) string { return fmt.Sprintf("%04o", info.Mode) }
 
 type mkdirBody struct {
 	Path    string `json:"path" example:"src/lib"`

@@ -1,8 +1,18 @@
 package files
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"path"
+	"strings"
 
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/api/stream"
 	"boxgate/policy"
 )
 
@@ -41,8 +51,129 @@ const (
 type Event struct {
 	Kind EventKind
 	// Name is the path of the file, relative to the watched directory. It is written by the box. Of an overflow: the directory whose
-	// changes are not reported, because it is too deep or one too many; empty: any number of events of all kinds was lost.
+	// events were lost, or are not reported at all because it is unreadable, too deep or one too many; empty: any number of events of
+	// all kinds was lost.
 	Name []byte
 	// Entry describes the file when the event was read, if it existed and [WatchOptions.Entries] is set. Its Name is the last of Name.
 	Entry *Info
+}
+
+// watchQuery selects what is watched.
+type watchQuery struct {
+	Path      string `json:"path,omitempty" doc:"a directory: absolute, or below /workspace/home; absent: /workspace/home" example:"src"`
+	Recursive bool   `json:"recursive,omitempty" doc:"also the directories below, except in other file systems"`
+	Entries   bool   `json:"entries,omitempty" doc:"describe the file of each event, if it still exists"`
+}
+
+// watchEventView is one line of a watch.
+type watchEventView struct {
+	Type  EventKind       `json:"type" doc:"rename: it was moved away from this name. overflow: events were lost, so read the directory again; with a path: only those below it, which may be unreadable or one directory too many" enum:"create write remove rename chmod overflow"`
+	Path  string          `json:"path,omitempty" doc:"relative to the watched directory; bytes that are not UTF-8 are shown as U+FFFD" example:"src/main.py"`
+	Entry *watchEntryView `json:"entry,omitempty" doc:"with entries=true: the file, if it existed when the event was read"`
+}
+
+// SchemaName returns the name of the type in the OpenAPI document.
+func (watchEventView) SchemaName() string { return "fileEvent" }
+
+// watchEntryView describes the file of an event.
+type watchEntryView struct {
+	Name    string `json:"name" example:"main.py"`
+	Type    string `json:"type" enum:"file directory symlink other"`
+	Size    int64  `json:"size"`
+	ModTime string `json:"mod_time" format:"date-time"`
+	Mode    string `json:"mode" doc:"permissions, octal" example:"0644"`
+	ownerView
+}
+
+// watchEndView is the last line of a watch that the gateway ends.
+type watchEndView struct {
+	Type  string `json:"type" enum:"end"`
+	Error string `json:"error" doc:"why the watch has ended"`
+}
+
+// SchemaName returns the name of the type in the OpenAPI document.
+func (watchEndView) SchemaName() string { return "fileWatchEnd" }
+
+var (
+	// errGone ends the watch of a client that no longer reads.
+	errGone     = errors.New("the client has gone")
+	errStopping = api.Errorf(api.ErrUnavailable, "the gateway is stopping")
+)
+
+// watch handles GET watch. The response begins when the watch is in place.
+func (e *Endpoints) watch(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var q watchQuery
+	if err := rest.Query(r, &q); err != nil {
+		return rest.Reply{}, err
+	}
+	dir, err := resolve("path", q.Path, true)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	box, err := rest.Box(r, e.Boxes)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	if e.Watcher == nil {
+		return rest.Reply{}, api.Errorf(api.ErrNotSupported, "this gateway does not watch files")
+	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-e.Stopping:
+			cancel(errStopping)
+		}
+	}()
+	var out *rest.Paced
+	err = e.Watcher.WatchFiles(ctx, box.ID, dir, WatchOptions{Recursive: q.Recursive, Entries: q.Entries}, func(events []Event) error {
+		if out == nil {
+			w.Header().Set("Content-Type", stream.NDJSON)
+			w.Header().Set("X-Accel-Buffering", "no")
+			w.WriteHeader(http.StatusOK)
+			out = rest.NewPaced(w)
+		}
+		return writeLines(out, viewEvents(events)...)
+	})
+	if out == nil {
+		return rest.Reply{}, err
+	}
+	defer out.Close()
+	if r.Context().Err() == nil && !errors.Is(err, errGone) {
+		_, body := problem.StatusOf(err)
+		_ = writeLines(out, watchEndView{"end", body.Error})
+	}
+	return rest.Reply{Written: true}, nil
+}
+
+// writeLines writes values, one on each line, and sends them.
+func writeLines(out *rest.Paced, values ...any) error {
+	var lines bytes.Buffer
+	enc := json.NewEncoder(&lines)
+	for _, v := range values {
+		if err := enc.Encode(v); err != nil {
+			return err
+		}
+	}
+	if _, err := out.Write(stream.EscapeControls(lines.Bytes())); err != nil {
+		return errGone
+	}
+	if out.Flush() != nil {
+		return errGone
+	}
+	return nil
+}
+
+func viewEvents(events []Event) (views []any) {
+	for _, event := range events {
+		v := watchEventView{Type: event.Kind, Path: strings.ToValidUTF8(string(event.Name), "\uFFFD")}
+		if info := event.Entry; info != nil {
+			v.Entry = &watchEntryView{
+				Name: path.Base(v.Path), Type: info.Type, Size: info.Size, ModTime: modTime(*info), Mode: octal(*info), ownerView: viewOwner(*info),
+			}
+		}
+		views = append(views, v)
+	}
+	return views
 }

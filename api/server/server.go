@@ -106,6 +106,8 @@ type Config struct {
 	HasSecret func(name string) bool
 	// Meters are the APIs of the servers of agents' models that the operator names.
 	Meters llm.Meters
+	// Watcher reports changes of files. nil: they are not watched.
+	Watcher files.Watcher
 	// Log receives one line per failure of the gateway. nil: no log.
 	Log *zap.Logger
 	// MaxBody is the largest request body in bytes. 0: 8 MiB.
@@ -323,7 +325,7 @@ func (a *API) packages() []endpoints {
 		{"commands", "Commands in boxes", &exec.Endpoints{Boxes: a.Boxes, Host: a.Commands, Events: a.Decisions, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
 		{"agents", "Agents of boxes", &harness.Endpoints{Boxes: a.Boxes, Runner: harness.Runner{Commands: a.Commands, Settings: a.Settings, History: past}, Webhooks: a.Webhooks, Bodies: a.runBodies()}},
 		{"sessions", "Interactive commands", a.sessions},
-		{"files", "Files of boxes", &files.Endpoints{Boxes: a.Boxes, Host: a.Files, Bodies: bodies, MaxRead: a.MaxRead, Output: output}},
+		{"files", "Files of boxes", &files.Endpoints{Boxes: a.Boxes, Host: a.Files, Bodies: bodies, MaxRead: a.MaxRead, Output: output, Watcher: a.Watcher, Stopping: a.stopping}},
 		{"git", "Git in boxes", &git.Endpoints{Boxes: a.Boxes, Host: a.Git, Commands: a.Commands, Rules: a.Rules, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
 		{"rules", "Network policies and header rules", &rules.Endpoints{Boxes: a.Boxes, Host: a.Rules, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"decisions", "Decisions about the traffic of boxes", &egress.Endpoints{Boxes: a.Boxes, Host: a.Decisions, Rules: a.Explain, Versions: a.Versions, Bodies: bodies, Stopping: a.stopping}},

@@ -122,6 +122,7 @@ var remedies = map[syscall.Errno]string{
 	syscall.ENOTEMPTY: ": set recursive to remove it with everything in it",
 	syscall.EXDEV:     ": the paths are on different file systems of the box; copy the file and remove the old one",
 	syscall.ENOSPC:    ": the box has no room for it",
+	syscall.EMFILE:    ": the kernel allows the box no more watches, see fs.inotify.max_user_instances",
 }
 
 // clip shortens a path for a message, and shows bytes that are not text as U+FFFD.

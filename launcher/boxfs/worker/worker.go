@@ -131,6 +131,7 @@ func checkNoCapabilities() error {
 // serve answers requests until the input ends. It returns errors of the streams; errors of files are sent as answers.
 func serve(in io.Reader, out io.Writer) error {
 	s := server{in: bufio.NewReaderSize(in, 64<<10), out: out}
+	s.file, _ = in.(*os.File)
 	for {
 		var req Request
 		err := Receive(s.in, &req)
@@ -147,8 +148,9 @@ func serve(in io.Reader, out io.Writer) error {
 }
 
 type server struct {
-	in  *bufio.Reader
-	out io.Writer
+	file *os.File // in, if it is one
+	in   *bufio.Reader
+	out  io.Writer
 }
 
 // handle serves a request.
@@ -173,6 +175,8 @@ func (s *server) handle(req Request) error {
 		return s.answer(Answer{}, unix.Rename(path, string(req.To)))
 	case OpRemove:
 		return s.answer(Answer{}, remove(path, req.Recursive))
+	case OpWatch:
+		return s.watch(req)
 	case OpRenew:
 		return s.answer(Answer{}, renew(req.CA, req.Roots))
 	}
@@ -209,6 +213,7 @@ const (
 	OpRemove  = "remove"
 	OpPack    = "pack"   // answers, then a tar archive as content, then an Answer with the number of skipped files
 	OpUnpack  = "unpack" // a tar archive follows the request as content
+	OpWatch   = "watch"  // the last request: answers when the watch is in place, then with Events until the input or the watch ends
 	OpRenew   = "renew"  // adds Roots to the certificates of the box; the worker must be the box's root
 )
 
@@ -219,7 +224,8 @@ type Request struct {
 	To        []byte `json:",omitempty"` // of OpRename
 	Follow    bool   `json:",omitempty"` // of OpStat: follow a symbolic link
 	Parents   bool   `json:",omitempty"` // of OpMakeDir
-	Recursive bool   `json:",omitempty"` // of OpRemove
+	Recursive bool   `json:",omitempty"` // of OpRemove and OpWatch
+	Entries   bool   `json:",omitempty"` // of OpWatch: events have an Info
 	Mode      uint32 `json:",omitempty"` // of OpWrite: permissions of a new file; 0: 0644
 	Most      int    `json:",omitempty"` // of OpList: maximum number of entries
 	Offset    int64  `json:",omitempty"` // of OpRead
@@ -235,6 +241,7 @@ type Answer struct {
 	Entries   []Info   `json:",omitempty"`
 	Truncated bool     `json:",omitempty"` // the directory has more entries
 	Skipped   int      `json:",omitempty"` // files that OpPack could not read
+	Events    []Event  `json:",omitempty"` // of OpWatch
 }
 
 // Info describes a file. In a list, a link has the size and the directory bit of its target.
