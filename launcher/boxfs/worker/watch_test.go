@@ -216,3 +216,127 @@ func TestWatchEndsWithItsCaller(t *testing.T) {
 		t.Error("a watch has started that could not end with its caller")
 	}
 }
+
+// TestWatchIsBounded: a watch of more directories than one may have is refused; of one that is added later the reader is told, and likewise
+// of directories whose paths are too long or that cannot be read.
+func TestWatchIsBounded(t *testing.T) {
+	b := newBox(t)
+	for i := range MaxWatched - 2 {
+		b.must(os.MkdirAll(b.path(fmt.Sprintf("d/%d/%d", i/100, i)), 0o755))
+	}
+	if _, err := b.do(Request{Op: OpWatch, Path: b.at("d"), Recursive: true}); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "directories") {
+		t.Fatalf("too many directories: %v", err)
+	}
+	if got := len(watchesOf(t)); got != 0 {
+		t.Errorf("%d watches are left of one that was refused", got)
+	}
+	w := b.watch("d", false, false) // without the directories below
+	w.expect("d", "a watch of one directory")
+	b.next()
+	w = b.watch("d/0", true, false)
+	b.must(os.Rename(b.path("d/1"), b.path("d/0/in1")), os.Mkdir(b.path("d/0/sealed"), 0))
+	events := w.events("d/0")
+	if !slices.Contains(short(events), "create in1/199") || !slices.Contains(short(events), "overflow sealed") {
+		t.Errorf("directories that are moved in or cannot be read: %q", short(events))
+	}
+	for i := 2; i <= MaxWatched/100; i++ {
+		_ = os.Rename(b.path(fmt.Sprintf("d/%d", i)), b.path(fmt.Sprintf("d/0/in%d", i)))
+	}
+	b.must(os.Mkdir(b.path("d/0/more"), 0o755))
+	events = w.events("d/0")
+	if n := len(watchesOf(t)); n > MaxWatched || !slices.Contains(short(events), "create more") || !slices.Contains(short(events), "overflow more") {
+		t.Errorf("one directory too many: %d watches, %d events, the last are %q", n, len(events), short(events[max(0, len(events)-3):]))
+	}
+}
+
+// next starts another server, since a watch is the last request of one.
+func (b *box) next() {
+	b.t.Helper()
+	if err := b.stop(); err != nil {
+		b.t.Error(err)
+	}
+	b.start()
+}
+
+// watchesOf returns the watches of this process, as the kernel counts them.
+func watchesOf(t *testing.T) (watches []string) {
+	t.Helper()
+	infos, err := filepath.Glob("/proc/self/fdinfo/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, info := range infos {
+		text, _ := os.ReadFile(info) // of a file that was closed meanwhile
+		for line := range strings.Lines(string(text)) {
+			if strings.HasPrefix(line, "inotify ") {
+				watches = append(watches, line)
+			}
+		}
+	}
+	return watches
+}
+
+// TestAttackDeepDirectories: a watch goes no deeper than its paths may be long, and tells so, however deep a box makes its directories.
+func TestAttackDeepDirectories(t *testing.T) {
+	b := newBox(t)
+	name := strings.Repeat("n", 250)
+	w := b.watch("", true, false)
+	dir, err := unix.Open(b.dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	for range 40 {
+		b.must(err, unix.Mkdirat(dir, name, 0o755))
+		below, e := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		unix.Close(dir)
+		dir, err = below, e
+	}
+	unix.Close(dir)
+	late := false
+	for _, e := range w.events("") {
+		late = late || e.Kind == EventOverflow && len(e.Name) > maxWatchedPath
+		if len(e.Name) > maxWatchedPath+1+len(name) {
+			t.Fatalf("a name of %d bytes", len(e.Name))
+		}
+	}
+	if !late {
+		t.Error("the reader does not know that deep directories are not watched")
+	}
+	if n := len(watchesOf(t)); n > 1+maxWatchedPath/len(name) {
+		t.Errorf("%d directories are watched", n)
+	}
+}
+
+// TestAttackFloodOfEvents: a box that changes files faster than they are read makes the kernel drop events. The reader is told, also of a
+// directory that was made meanwhile, and answers are bounded in number and size.
+func TestAttackFloodOfEvents(t *testing.T) {
+	b := newBox(t)
+	w := b.watch("", true, true)
+	for i := range 30_000 {
+		b.must(os.WriteFile(b.path(fmt.Sprintf("%d", i%7)), nil, 0o644), os.Remove(b.path(fmt.Sprintf("%d", i%7))))
+	}
+	b.must(os.MkdirAll(b.path("late/dir"), 0o755))
+	lost := false
+	for !lost {
+		a, err := w.answer()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(a.Events) > maxEvents {
+			t.Fatalf("an answer has %d events", len(a.Events))
+		}
+		lost = slices.ContainsFunc(a.Events, func(e Event) bool { return e.Kind == EventOverflow && len(e.Name) == 0 })
+	}
+	w.events("")
+	b.must(os.WriteFile(b.path("late/dir/f"), nil, 0o644))
+	w.expect("", "after the loss", "create late/dir/f")
+}
+
+// TestWatchFollowsNoLinkAndNoMount: links to directories, and loops of them, have events of their own names only.
+func TestWatchFollowsNoLinkAndNoMount(t *testing.T) {
+	b := newBox(t)
+	b.must(os.MkdirAll(b.path("d/x"), 0o755), os.Mkdir(b.path("out"), 0o755), os.Symlink("../out", b.path("d/out")), os.Symlink(".", b.path("d/x/loop")), os.Symlink("d", b.path("link")))
+	w := b.watch("link", true, false) // the directory itself may be named by a link
+	b.must(os.WriteFile(b.path("out/f"), nil, 0o644), os.WriteFile(b.path("d/x/f"), nil, 0o644), os.Symlink("/proc", b.path("d/proc")))
+	w.expect("d", "links", "create x/f", "create proc")
+	if n := len(watchesOf(t)); n != 2 {
+		t.Errorf("%d directories are watched", n)
+	}
+}
