@@ -118,6 +118,13 @@ func TestWatchInABox(t *testing.T) {
 	rootSh(t, l, id, "echo x >> /etc/hostname.new; rm /etc/hostname.new; touch /etc/apt/x; echo x >> /etc/passwd")
 	etc.await(worker.EventRemove, "hostname.new")
 	etc.await(worker.EventWrite, "passwd")
+	whole := watchBox(t, l, id, "/") // without other file systems
+	sh(t, l, id, "mkdir /tmp/other; touch /tmp/other/f /dev/shm/f; touch end")
+	for _, e := range whole.await(worker.EventCreate, "workspace/home/end") {
+		if !strings.HasPrefix(string(e.Name), "workspace/") && e.Kind != worker.EventOverflow {
+			t.Errorf("in another file system: %s %s", e.Kind, e.Name)
+		}
+	}
 	l.mustNotSeeWorkers(t, id)
 }
 

@@ -19,7 +19,7 @@ import (
 // Watcher reports changes of files.
 type Watcher interface {
 	// WatchFiles reports the changes of a directory of a box until ctx ends, after starting the box if necessary. The first call of emit
-	// has no events: it tells that every later change is reported. Calls of emit do not overlap; while one lasts, the kernel queues the
+	// has no events: from then on every change is reported. Calls of emit do not overlap; while one lasts, the kernel queues the
 	// events of the box, and drops them once its queue is full, which is an event of its own ([EventOverflow]). The watch ends when emit
 	// returns an error. It does not keep the box awake, and survives a pause.
 	//

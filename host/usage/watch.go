@@ -12,7 +12,7 @@ import (
 )
 
 // WatchFiles implements [apifiles.Watcher]. The box is kept awake until the watch is in place. Later its process is frozen and thawed with
-// the box, in which nothing changes meanwhile.
+// the box, whose files do not change in between.
 func (u *Service) WatchFiles(ctx context.Context, id policy.BoxID, path string, o apifiles.WatchOptions, emit func([]apifiles.Event) error) error {
 	_, done, err := u.acquire(ctx, id)
 	if err != nil {

@@ -141,7 +141,7 @@ api/egress: policy audit api api/apitest api/problem api/rest api/stream api/str
 api/har: policy audit api api/apitest api/problem api/rest api/stream api/strict internal/buildinfo internal/memory proxy/har quota
 api/doctor: policy api api/apitest api/problem api/rest api/strict doctor
 api/exec: policy audit api api/capture api/history api/problem api/rest api/spec api/stream api/strict
-api/files: policy api api/capture api/problem api/rest api/strict
+api/files: policy api api/apitest api/capture api/problem api/rest api/stream api/strict
 api/gateway: policy api internal/buildinfo api/problem api/rest api/strict
 api/git: policy api api/capture api/history api/problem api/rest api/spec api/strict
 api/harness: policy agents api api/history api/problem api/rest api/schema api/stream api/strict quota llm

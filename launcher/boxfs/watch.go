@@ -16,11 +16,11 @@ func OpenWatch(ctx context.Context, cfg Config) (*Session, error) {
 	return s, err
 }
 
-// watchCloseTimeout is how long the process of a watch may take to end. It has nothing to clean up, and a frozen one takes for ever.
+// watchCloseTimeout is how long the process of a watch may take to end. It leaves no files behind, and a frozen one takes for ever.
 const watchCloseTimeout = sftpCloseTimeout
 
 // Watch reports changes in a directory, and with recursive also in those below, until the session's context ends. The first call of emit
-// has no events: it tells that every later change is reported. With entries, events describe the files. Calls of emit do not overlap;
+// has no events: from then on every change is reported. With entries, events describe the files. Calls of emit do not overlap;
 // while one lasts, events wait in the pipe and in the kernel's queue, which are bounded.
 //
 // The error is never nil. It is a *[worker.Failure] if the directory is the reason, also of a later end, or that of emit.

@@ -9,8 +9,8 @@ import (
 )
 
 // tree is the watched directories. The kernel watches inodes, whose paths change when a directory is moved; the tree knows the path of
-// each. Events tell about the past, and the box changes directories meanwhile. So the tree never follows an event, but looks for the
-// directory of which it tells ([tree.check]): the last change of a name has the last event, after which the tree is right.
+// each. An event reports the past, and the box may have changed the directory since. So the tree never follows an event, but looks for
+// the directory with its name ([tree.check]). The last change of a name has the last event; after it, the tree is right.
 type tree struct {
 	root      string // path
 	recursive bool
@@ -64,8 +64,8 @@ func (t *tree) close() {
 }
 
 // watch watches an open directory. It returns the node of a directory that is watched already. The kernel accepts a path only, and the
-// box can exchange any: so the directory becomes the working directory, which the next call or the end of the scan changes, because a
-// removed directory in use has no events.
+// box can exchange any: so the directory becomes the working directory until the call returns. A removed directory that is in use for longer
+// has no event of its removal.
 func (t *tree) watch(dir *os.File) (*node, error) {
 	fi, err := dir.Stat()
 	if err != nil {
@@ -104,7 +104,7 @@ func (t *tree) path(n *node) (string, bool) {
 	return path, n == t.top
 }
 
-// errElsewhere means that a directory is not where the tree has it. Events that tell so are queued.
+// errElsewhere means that a directory is not where the tree has it. Events of its moves are queued.
 var errElsewhere = errors.New("not there")
 
 // within resolves paths without links and mount points. So no directory has two paths in the tree.
@@ -185,14 +185,13 @@ func (t *tree) checkIn(dir *os.File, parent *node, path, name string) error {
 	return t.place(n, parent, name)
 }
 
-// place gives a directory its place in the tree. Below a new one everything is still to be found, and below one that was moved what it has
-// missed meanwhile.
+// place gives a directory its place in the tree. A new one is scanned, and one that was moved if it or a directory below has missed events.
 func (t *tree) place(n, parent *node, name string) error {
 	if n.parent == parent && n.name == name {
 		return nil
 	}
 	for above := parent; above != nil; above = above.parent {
-		if above == n { // it was moved below a directory that was below it, of which events are queued
+		if above == n { // it was moved below a directory that was below it: events are queued
 			t.again = append(t.again, parent)
 			return nil
 		}
@@ -216,7 +215,7 @@ func (t *tree) place(n, parent *node, name string) error {
 	return t.recover(n)
 }
 
-// recover scans the directories again that had events while they were nowhere in the tree.
+// recover scans the directories again that had events while they had no place in the tree.
 func (t *tree) recover(n *node) error {
 	if n.missed {
 		n.missed = false
@@ -265,7 +264,7 @@ func (t *tree) dropMoved() {
 	}
 }
 
-// scanAll scans the directories that are to be scanned, and those that it finds.
+// scanAll scans all pending directories, and the directories that it finds there.
 func (t *tree) scanAll() error {
 	for len(t.pending) > 0 && !(t.full && !t.w.begun) {
 		last := len(t.pending) - 1

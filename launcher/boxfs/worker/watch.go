@@ -25,8 +25,8 @@ const (
 	maxEventBytes = 64 << 10
 	// maxFresh is how many creates that a scan has reported are remembered, so that they are not reported again.
 	maxFresh = 16 << 10
-	// watchPause is the shortest time between two answers, except within a scan. It bounds what the readers of the answers have to do;
-	// meanwhile events wait in the kernel's queue.
+	// watchPause is the shortest time between two answers, except within a scan. It bounds the work of their readers; events wait in the
+	// kernel's queue.
 	watchPause = 10 * time.Millisecond
 )
 
@@ -47,7 +47,7 @@ type Event struct {
 	Entry *Info  `json:",omitempty"`
 }
 
-// The ends of a watch, and of what it cannot begin with.
+// The errors that end a watch or keep it from beginning.
 var (
 	errRemoved = &Failure{Errno: unix.ENOENT, Message: "the directory was removed"}
 	errMoved   = &Failure{Errno: unix.ENOENT, Message: "the directory was moved"}
@@ -178,7 +178,7 @@ func (w *watcher) wait(timeout int) error {
 	}
 }
 
-// handleAll handles the events of one read, or those before a resync.
+// handleAll handles the events of one read, up to a resync.
 func (w *watcher) handleAll(buf []byte) error {
 	for resets := w.resets; len(buf) >= unix.SizeofInotifyEvent && w.resets == resets; {
 		e := rawEvent{dir: int32(binary.NativeEndian.Uint32(buf)), mask: binary.NativeEndian.Uint32(buf[4:])}
@@ -270,7 +270,7 @@ func (w *watcher) found(dir *node, path, name string) error {
 // unwatched reports a directory whose changes are not seen.
 func (w *watcher) unwatched(path string) error { return w.add(EventOverflow, path) }
 
-// add adds an event, and sends those that fill an answer. An event that equals the previous one is dropped.
+// add adds an event, and sends the events once they fill an answer. An event that equals the previous one is dropped.
 func (w *watcher) add(kind, path string) error {
 	if last := len(w.events) - 1; last >= 0 && kind != EventOverflow && w.events[last].Kind == kind && string(w.events[last].Name) == path {
 		return nil
@@ -308,8 +308,8 @@ func (w *watcher) flush() error {
 	return nil
 }
 
-// settle runs when no event is queued: directories that could not be scanned are scanned again, and those that were moved away are no
-// longer watched.
+// settle runs when no event is queued: directories that could not be scanned are scanned again, and directories that were moved away are
+// no longer watched.
 func (w *watcher) settle() error {
 	clear(w.fresh)
 	again := w.tree.again
