@@ -323,6 +323,10 @@ func TestAttackFloodOfEvents(t *testing.T) {
 			t.Fatalf("an answer has %d events", len(a.Events))
 		}
 		lost = slices.ContainsFunc(a.Events, func(e Event) bool { return e.Kind == EventOverflow && len(e.Name) == 0 })
+		if !lost && slices.ContainsFunc(a.Events, func(e Event) bool { return string(e.Name) == "later" }) {
+			t.Fatal("a change after the loss of events is reported before the loss")
+		}
+		b.must(os.WriteFile(b.path("later"), nil, 0o644))
 	}
 	w.events("")
 	b.must(os.WriteFile(b.path("late/dir/f"), nil, 0o644))
