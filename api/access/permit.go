@@ -182,6 +182,8 @@ var grants = map[string]grant{
 	"downloadFile":  own,
 	"watchFiles":    own,
 
+	"setFileAttributes": own | changes,
+
 	"gitClone":               own | changes | runs,
 	"gitStatus":              own | runs,
 	"gitDiff":                own | runs,

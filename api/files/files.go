@@ -44,6 +44,9 @@ type Files interface {
 	MakeDir(path string, parents bool) error
 	Rename(from, to string) error
 	Remove(path string, recursive bool) error
+	// SetAttributes removes and sets extended attributes of a file or directory; see [Info]. It follows links, and stops at the first
+	// failure.
+	SetAttributes(path string, set map[string]string, remove []string) error
 	// Pack returns a directory as a tar archive. After the archive was read, skipped returns the number of unreadable
 	// files.
 	Pack(path string) (archive io.Reader, skipped func() (int, error), err error)
@@ -67,6 +70,9 @@ type Info struct {
 	Group string
 	// Target is where a symbolic link leads, as it is written in the link. In a long list it may be missing.
 	Target []byte
+	// Attributes are the user-defined extended attributes, see xattr(7), by their names without the prefix "user.". At most 64 with 16 KiB
+	// are returned of a file, and in a long list none. Their names and values are UTF-8.
+	Attributes map[string]string
 }
 
 // Permissions returns the type and the permissions of a file in the form of ls, such as drwxr-xr-x. Other files than directories and
@@ -102,6 +108,7 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "POST", Path: "/v2/box/{id}/files/mkdir", ID: "makeDirectory", Summary: "Create a directory", Request: reflect.TypeFor[mkdirBody](), Example: `{"path":"src/lib","parents":true}`, Response: reflect.TypeFor[pathView](), Handle: e.mkdir},
 		{Method: "POST", Path: "/v2/box/{id}/files/rename", ID: "renameFile", Summary: "Rename or move a file or directory; a file at the new path is replaced", Request: reflect.TypeFor[renameBody](), Example: `{"from":"a.txt","to":"b.txt"}`, Response: reflect.TypeFor[pathView](), Handle: e.rename},
 		{Method: "POST", Path: "/v2/box/{id}/files/remove", ID: "removeFile", Summary: "Remove a file or directory", Request: reflect.TypeFor[removeBody](), Example: `{"path":"src/lib","recursive":true}`, Response: reflect.TypeFor[pathView](), Handle: e.remove},
+		{Method: "POST", Path: "/v2/box/{id}/files/attributes", ID: "setFileAttributes", Summary: "Set or remove extended attributes of a file", Request: reflect.TypeFor[attributesBody](), Example: `{"path":"src/main.py","set":{"origin":"import"},"remove":["draft"]}`, Response: reflect.TypeFor[pathView](), Handle: e.setAttributes},
 		{Method: "POST", Path: "/v2/box/{id}/files/upload", ID: "uploadFiles", Summary: "Write files of any size: for each file a part paths, followed by a part files",
 			Consumes: "multipart/form-data", Request: reflect.TypeFor[uploadForm](), Response: reflect.TypeFor[uploadView](), Handle: e.upload},
 		{Method: "GET", Path: "/v2/box/{id}/files/download", ID: "downloadFile", Summary: "The bytes of a file, or a directory as a tar archive",
@@ -369,12 +376,14 @@ type ownerView struct {
 	UID         uint32 `json:"uid" doc:"of the owner, in the box" example:"1000"`
 	GID         uint32 `json:"gid" doc:"of the group, in the box" example:"1000"`
 	Target      string `json:"symlink_target,omitempty" doc:"of a symbolic link; bytes that are not UTF-8 are shown as U+FFFD"`
+
+	Attributes map[string]string `json:"attributes,omitempty" doc:"extended attributes that users defined, without the prefix user. of their names; at most 64 with 16 KiB"`
 }
 
 func viewOwner(info Info) ownerView {
 	return ownerView{
 		Permissions: info.Permissions(), Owner: info.Owner, Group: info.Group, UID: info.UID, GID: info.GID,
-		Target: strings.ToValidUTF8(string(info.Target), "\uFFFD"),
+		Target: strings.ToValidUTF8(string(info.Target), "\uFFFD"), Attributes: info.Attributes,
 	}
 }
 

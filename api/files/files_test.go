@@ -252,3 +252,39 @@ func FuzzResolve(f *testing.F) {
 		}
 	})
 }
+
+func (h *oneFile) SetAttributes(path string, set map[string]string, remove []string) error {
+	h.written[path] = fmt.Sprint(set, remove)
+	return nil
+}
+
+// TestAttributeChanges: names and values that no file can have, or too many of them, are refused before anything is changed.
+func TestAttributeChanges(t *testing.T) {
+	t.Parallel()
+	many := map[string]string{}
+	for i := range maxAttributes {
+		many[fmt.Sprint(i)] = ""
+	}
+	for want, c := range map[string]struct {
+		set    map[string]string
+		remove []string
+	}{
+		"map[a:v b:] [c d]": {map[string]string{"a": "v", "b": ""}, []string{"c", "d"}}, "map[] [x]": {nil, []string{"x"}},
+		"none": {}, "too many": {many, []string{"x"}}, "no name": {nil, []string{""}}, "long name": {map[string]string{strings.Repeat("n", 251): ""}, nil},
+		"NUL": {map[string]string{"a\x00b": ""}, nil}, "long value": {map[string]string{"a": strings.Repeat("v", maxAttributeValue+1)}, nil},
+	} {
+		h := &oneFile{written: map[string]string{}}
+		body, err := json.Marshal(attributesBody{"f", c.set, c.remove})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := httptest.NewRequestWithContext(api.WithCaller(t.Context(), api.Caller{Role: api.RoleAdmin}), "POST", "/", bytes.NewReader(body))
+		r.Header.Set("Content-Type", "application/json")
+		r.SetPathValue("id", "b")
+		e := &Endpoints{Boxes: h, Host: h, Bodies: strict.Bodies{Most: 1 << 20}}
+		_, err = e.setAttributes(httptest.NewRecorder(), r)
+		if got := h.written["/workspace/home/f"]; strings.HasPrefix(want, "map") && (err != nil || got != want) || !strings.HasPrefix(want, "map") && (err == nil || got != "") {
+			t.Errorf("%s: %q, %v", want, got, err)
+		}
+	}
+}

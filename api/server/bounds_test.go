@@ -21,7 +21,7 @@ var notStored = map[string]string{
 	"runCommand": "runs", "streamCommand": "runs", "startCommand": "runs", "runCode": "runs", "streamCode": "runs", "runAgent": "runs", "streamAgent": "runs",
 	"gitClone": "runs", "gitCommit": "runs", "gitPush": "runs", "gitCheckout": "runs", "gitExec": "runs", "gitCreatePullRequest": "runs",
 	"writeFile": "a file of the box, bounded by its disk", "uploadFiles": "a file of the box", "makeDirectory": "a file of the box",
-	"renameFile": "a file of the box", "removeFile": "a file of the box",
+	"renameFile": "a file of the box", "removeFile": "a file of the box", "setFileAttributes": "a file of the box",
 	"diagnoseHost": "asks", "explainDecision": "asks", "replayPolicy": "asks", "signUrl": "makes a link", "deleteBoxes": "deletes", "deleteSnapshots": "deletes",
 	"rotateStoreKey": "becomes the key of the store", "rotateApiKey": "has a time only", "replaceApiKey": "has a time only",
 }

@@ -82,6 +82,10 @@ func (b *boxFiles) Remove(path string, recursive bool) error {
 	return b.do(worker.Request{Op: worker.OpRemove, Path: []byte(path), Recursive: recursive})
 }
 
+func (b *boxFiles) SetAttributes(path string, set map[string]string, remove []string) error {
+	return b.do(worker.Request{Op: worker.OpAttributes, Path: []byte(path), Attributes: set, Drop: remove})
+}
+
 func (b *boxFiles) do(req worker.Request) error {
 	_, err := b.session.Do(req)
 	return fileError(string(req.Path), err)
@@ -108,6 +112,8 @@ func fileError(path string, err error) error {
 		kind = api.ErrNotFound
 	case errors.Is(failed, fs.ErrPermission), errors.Is(failed, syscall.EROFS):
 		kind = api.ErrForbidden
+	case errors.Is(failed, syscall.EOPNOTSUPP):
+		kind = api.ErrNotSupported
 	case errors.Is(failed, syscall.ENOSPC), errors.Is(failed, syscall.EDQUOT):
 		kind = api.ErrFull
 	case errors.Is(failed, syscall.ENAMETOOLONG), errors.Is(failed, syscall.EINVAL):

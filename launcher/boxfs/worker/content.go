@@ -239,7 +239,7 @@ func stat(path string, follow bool) (Answer, error) {
 		return Answer{}, err
 	}
 	info := infoOf(fi, &owners{})
-	info.Target = target
+	info.Target, info.Attributes = target, attributes(path, follow)
 	return Answer{Info: &info}, nil
 }
 
@@ -258,8 +258,11 @@ func infoOf(fi fs.FileInfo, names *owners) Info {
 	return info
 }
 
-// maxNames bounds the total length of names in a list, in bytes, and that of the targets of its links: the answer is held in memory.
-const maxNames = 4 << 20
+// Bounds of a list, in bytes, because the answer is held in memory.
+const (
+	maxNames  = 4 << 20 // of the names
+	maxExtras = 1 << 20 // of the targets of links and the attributes
+)
 
 // list reads up to most entries of a directory of any size: the first ones in the directory's own order, sorted.
 func list(path string, most int) (Answer, error) {
@@ -270,7 +273,7 @@ func list(path string, most int) (Answer, error) {
 	defer dir.Close()
 	var a Answer
 	var names owners
-	for length, targets := 0, 0; ; {
+	for length, extras := 0, 0; ; {
 		entries, err := dir.ReadDir(256)
 		for _, e := range entries {
 			if length += len(e.Name()); len(a.Entries) >= most || length > maxNames {
@@ -278,8 +281,8 @@ func list(path string, most int) (Answer, error) {
 				return a, nil
 			}
 			if info, err := entry(path, e.Name(), &names); err == nil { // otherwise it has been removed
-				if targets += len(info.Target); targets > maxNames {
-					info.Target = nil
+				if extras += sizeOf(info); extras > maxExtras {
+					info.Target, info.Attributes = nil, nil
 				}
 				a.Entries = append(a.Entries, info)
 			}
@@ -309,8 +312,19 @@ func entry(dir, name string, names *owners) (Info, error) {
 		if to, _, err := statPath(path, true); err == nil {
 			info.IsDir, info.Size = to.IsDir(), to.Size()
 		}
+	} else if info.Type != "other" {
+		info.Attributes = attributes(path, false)
 	}
 	return info, nil
+}
+
+// sizeOf returns the length of the target and the attributes of a file, in bytes.
+func sizeOf(info Info) int {
+	n := len(info.Target)
+	for name, value := range info.Attributes {
+		n += len(name) + len(value)
+	}
+	return n
 }
 
 func makeDir(path string, parents bool) error {

@@ -1,9 +1,11 @@
 package worker
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -209,5 +211,80 @@ func TestListsAreBounded(t *testing.T) {
 	}
 	if _, err := b.do(Request{Op: OpRemove, Path: b.at("many"), Recursive: true}); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestAttributes: attributes are set, replaced and removed, described by stat and list within bounds, and refused where the kernel has none.
+func TestAttributes(t *testing.T) {
+	b := newBox(t)
+	b.must(os.WriteFile(b.path("f"), []byte("x"), 0o644), os.Symlink("f", b.path("link")), os.Mkdir(b.path("d"), 0o755), os.WriteFile(b.path("sealed"), nil, 0o444))
+	set := func(name string, attributes map[string]string, remove ...string) error {
+		_, err := b.do(Request{Op: OpAttributes, Path: b.at(name), Attributes: attributes, Drop: remove})
+		return err
+	}
+	of := func(name string, follow bool) map[string]string {
+		a, err := b.do(Request{Op: OpStat, Path: b.at(name), Follow: follow})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a.Info.Attributes
+	}
+	if err := set("f", map[string]string{"a": "1", "e2b.b": "two\n\x1b"}); errors.Is(err, unix.EOPNOTSUPP) {
+		t.Skip("the file system in memory has no attributes of users:", err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	b.must(set("link", map[string]string{"a": "new"}, "missing"), set("d", map[string]string{"dir": ""}), unix.Setxattr(b.path("f"), "user.bytes", []byte("\xff"), 0))
+	if got := of("f", false); !maps.Equal(got, map[string]string{"a": "new", "e2b.b": "two\n\x1b"}) {
+		t.Errorf("the file has %q", got)
+	}
+	if got, linked := of("link", false), of("link", true); got != nil || linked["a"] != "new" {
+		t.Errorf("the link has %q, its target %q", got, linked)
+	}
+	if err := b.write("f", "written"); err != nil || of("f", false)["a"] != "new" {
+		t.Errorf("after a write: %q, %v", of("f", false), err)
+	}
+	if err := set("f", nil, "a", "bytes"); err != nil || len(of("f", false)) != 1 {
+		t.Errorf("after a removal: %q, %v", of("f", false), err)
+	}
+	a, err := b.do(Request{Op: OpList, Path: b.at(""), Most: 10})
+	if err != nil || len(a.Entries) != 4 || a.Entries[0].Attributes["dir"] != "" || len(a.Entries[1].Attributes) != 1 {
+		t.Errorf("listed: %+v, %v", a.Entries, err)
+	}
+	for name, want := range map[string]error{"missing": unix.ENOENT, "sealed": unix.EACCES, "../../../proc/version": unix.EACCES} {
+		if err := set(name, map[string]string{"a": "b"}); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", name, err, want)
+		}
+	}
+}
+
+// TestAttributesAreBounded: a file with as many attributes as the kernel allows shows a bounded part of them, and a list of such files too.
+func TestAttributesAreBounded(t *testing.T) {
+	b := newBox(t)
+	for i := range 200 {
+		name := b.path(fmt.Sprint(i))
+		b.must(os.WriteFile(name, nil, 0o644))
+		for k := range 70 {
+			if err := unix.Setxattr(name, fmt.Sprintf("user.%d", k), bytes.Repeat([]byte("v"), 1000), 0); err != nil {
+				if k > 0 || i > 0 {
+					break // as many as the file system holds
+				}
+				t.Skip("the file system in memory has no attributes of users:", err)
+			}
+		}
+	}
+	a, err := b.do(Request{Op: OpList, Path: b.at(""), Most: 1000})
+	if err != nil || len(a.Entries) != 200 {
+		t.Fatal(len(a.Entries), err)
+	}
+	total := 0
+	for _, e := range a.Entries {
+		if n := sizeOf(e); n > maxAttributeBytes || len(e.Attributes) > maxAttributes {
+			t.Errorf("%s has %d attributes of %d bytes", e.Name, len(e.Attributes), n)
+		}
+		total += sizeOf(e)
+	}
+	if total > maxExtras || total == 0 {
+		t.Errorf("a list has %d bytes of attributes", total)
 	}
 }

@@ -279,9 +279,9 @@ func (w *watcher) add(kind, path string) error {
 	if w.entries && (kind == EventCreate || kind == EventWrite || kind == EventChmod) {
 		if fi, target, err := statPath(w.tree.root+"/"+path, false); err == nil {
 			info := infoOf(fi, &w.names)
-			info.Target = target
+			info.Target, info.Attributes = target, attributes(w.tree.root+"/"+path, false)
 			e.Entry = &info
-			w.bytes += len(target)
+			w.bytes += sizeOf(info)
 		}
 	}
 	w.events = append(w.events, e)

@@ -175,6 +175,8 @@ func (s *server) handle(req Request) error {
 		return s.answer(Answer{}, unix.Rename(path, string(req.To)))
 	case OpRemove:
 		return s.answer(Answer{}, remove(path, req.Recursive))
+	case OpAttributes:
+		return s.answer(Answer{}, setAttributes(path, req.Attributes, req.Drop))
 	case OpWatch:
 		return s.watch(req)
 	case OpRenew:
@@ -204,34 +206,37 @@ func (s *server) handleContent(f func(io.Reader) error) error {
 
 // The operations.
 const (
-	OpStat    = "stat"
-	OpList    = "list"
-	OpRead    = "read"  // answers with an Info, then content
-	OpWrite   = "write" // content follows the request
-	OpMakeDir = "mkdir"
-	OpRename  = "rename"
-	OpRemove  = "remove"
-	OpPack    = "pack"   // answers, then a tar archive as content, then an Answer with the number of skipped files
-	OpUnpack  = "unpack" // a tar archive follows the request as content
-	OpWatch   = "watch"  // the last request: answers when the watch is in place, then with Events until the input or the watch ends
-	OpRenew   = "renew"  // adds Roots to the certificates of the box; the worker must be the box's root
+	OpStat       = "stat"
+	OpList       = "list"
+	OpRead       = "read"  // answers with an Info, then content
+	OpWrite      = "write" // content follows the request
+	OpMakeDir    = "mkdir"
+	OpRename     = "rename"
+	OpRemove     = "remove"
+	OpPack       = "pack"       // answers, then a tar archive as content, then an Answer with the number of skipped files
+	OpUnpack     = "unpack"     // a tar archive follows the request as content
+	OpWatch      = "watch"      // the last request: answers when the watch is in place, then with Events until the input or the watch ends
+	OpAttributes = "attributes" // sets and drops attributes
+	OpRenew      = "renew"      // adds Roots to the certificates of the box; the worker must be the box's root
 )
 
 // Request is one operation. Paths are bytes, because file names need not be UTF-8, and absolute.
 type Request struct {
-	Op        string
-	Path      []byte
-	To        []byte `json:",omitempty"` // of OpRename
-	Follow    bool   `json:",omitempty"` // of OpStat: follow a symbolic link
-	Parents   bool   `json:",omitempty"` // of OpMakeDir
-	Recursive bool   `json:",omitempty"` // of OpRemove and OpWatch
-	Entries   bool   `json:",omitempty"` // of OpWatch: events have an Info
-	Mode      uint32 `json:",omitempty"` // of OpWrite: permissions of a new file; 0: 0644
-	Most      int    `json:",omitempty"` // of OpList: maximum number of entries
-	Offset    int64  `json:",omitempty"` // of OpRead
-	Length    int64  `json:",omitempty"` // of OpRead: maximum number of bytes
-	CA        []byte `json:",omitempty"` // of OpRenew: the CA of the box, in PEM
-	Roots     []byte `json:",omitempty"` // of OpRenew: PEM
+	Op         string
+	Path       []byte
+	To         []byte            `json:",omitempty"` // of OpRename
+	Follow     bool              `json:",omitempty"` // of OpStat: follow a symbolic link
+	Parents    bool              `json:",omitempty"` // of OpMakeDir
+	Recursive  bool              `json:",omitempty"` // of OpRemove and OpWatch
+	Entries    bool              `json:",omitempty"` // of OpWatch: events have an Info
+	Mode       uint32            `json:",omitempty"` // of OpWrite: permissions of a new file; 0: 0644
+	Most       int               `json:",omitempty"` // of OpList: maximum number of entries
+	Offset     int64             `json:",omitempty"` // of OpRead
+	Length     int64             `json:",omitempty"` // of OpRead: maximum number of bytes
+	Attributes map[string]string `json:",omitempty"` // of OpAttributes: to be set
+	Drop       []string          `json:",omitempty"` // of OpAttributes: names of attributes to be removed
+	CA         []byte            `json:",omitempty"` // of OpRenew: the CA of the box, in PEM
+	Roots      []byte            `json:",omitempty"` // of OpRenew: PEM
 }
 
 // Answer is the result of a request.
@@ -254,11 +259,12 @@ type Info struct {
 	Time  int64  // of the last modification, in ns since 1970
 	Inode uint64
 
-	UID    uint32 // in the box
-	GID    uint32
-	Owner  string // the name of UID in the box, otherwise its digits
-	Group  string
-	Target []byte `json:",omitempty"` // of a symbolic link
+	UID        uint32 // in the box
+	GID        uint32
+	Owner      string // the name of UID in the box, otherwise its digits
+	Group      string
+	Target     []byte            `json:",omitempty"` // of a symbolic link
+	Attributes map[string]string `json:",omitempty"` // user-defined, bounded
 }
 
 // Failure is an error that is sent to the other process.

@@ -24,7 +24,7 @@ import (
 func Commands(o *cli.Options, list func(cmd *cobra.Command, label string) error) []*cobra.Command {
 	return []*cobra.Command{
 		newRuns(o), newRun(o), newLogs(o), newCode(o),
-		newList(o, list), newStat(o), newCat(o), newWrite(o), newMove(o), newMakeDir(o), newWatch(o),
+		newList(o, list), newStat(o), newCat(o), newWrite(o), newMove(o), newMakeDir(o), newAttributes(o), newWatch(o),
 		newGit(o), newSchedule(o), newAgent(o), newSkill(o), newEnv(o), newInitCommand(o),
 	}
 }

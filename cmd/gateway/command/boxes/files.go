@@ -4,10 +4,12 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -100,9 +102,53 @@ func printStat(w io.Writer, s struct {
 	Mode    string
 	ModTime string `json:"mod_time"`
 	Version string
+
+	Permissions, Owner, Group string
+	Target                    string `json:"symlink_target"`
+	Attributes                map[string]string
 }) error {
-	return cli.Table(w, []string{"type", s.Type}, []string{"size", strconv.FormatInt(s.Size, 10)}, []string{"mode", s.Mode},
-		[]string{"modified", s.ModTime}, []string{"version", s.Version})
+	rows := [][]string{
+		{"type", s.Type}, {"size", strconv.FormatInt(s.Size, 10)}, {"mode", s.Mode}, {"permissions", word(s.Permissions)}, {"owner", word(s.Owner)}, {"group", word(s.Group)},
+		{"modified", s.ModTime}, {"version", s.Version},
+	}
+	if s.Target != "" {
+		rows = append(rows, []string{"target", escape(s.Target, maxMessage)})
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Attributes)) {
+		rows = append(rows, []string{"attribute", escape(name, maxWord) + "=" + escape(s.Attributes[name], maxMessage)})
+	}
+	return cli.Table(w, rows...)
+}
+
+// newAttributes is `gateway box attributes`.
+func newAttributes(o *cli.Options) *cobra.Command {
+	var unset []string
+	cmd := &cobra.Command{
+		Use: "attributes BOX:PATH [NAME=VALUE...]", Short: "Set or remove extended attributes of a file of a box, which gateway box stat prints", Args: cli.MinArgs(1),
+		Long: "Set or remove extended attributes of a file or directory of a box. Programs in the box see them with the prefix user. (getfattr -d);\n" +
+			"gateway box stat prints them.",
+		Example: "  gateway box attributes demo:report.csv origin=import\n  gateway box attributes demo:report.csv --unset origin",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			box, file, err := fileOf(args[0])
+			if err != nil {
+				return err
+			}
+			set := map[string]string{}
+			for _, arg := range args[1:] {
+				name, value, ok := strings.Cut(arg, "=")
+				if !ok || name == "" {
+					return cli.Usagef("%q is not NAME=VALUE", arg)
+				}
+				set[name] = value
+			}
+			if len(set)+len(unset) == 0 {
+				return cli.Usagef("name an attribute to set, or to remove with --unset; gateway box stat prints the attributes")
+			}
+			return InBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "attributes"), map[string]any{"path": file, "set": set, "remove": unset}, cli.Silent))
+		},
+	}
+	cmd.Flags().StringArrayVar(&unset, "unset", nil, "name of an attribute to remove; repeatable")
+	return cmd
 }
 
 // newCat is `gateway box cat`.
