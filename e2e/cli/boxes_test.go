@@ -231,6 +231,15 @@ func TestFilesByCommand(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	harness.Contains(t, w.Run(0, nil, "", "box", "stat", "files:deep"), "directory")
+	w.Run(0, nil, "", "box", "attributes", "files:deep/er/a.txt", "origin=a test\x1b[31m", "draft=1", "--unset", "missing")
+	w.Run(0, nil, "", "box", "attributes", "files:deep/er/a.txt", "--unset", "draft")
+	described := w.Run(0, nil, "", "box", "stat", "files:deep/er/a.txt")
+	harness.Contains(t, described, "-rw-r--r--")
+	harness.Contains(t, described, "boxuser")
+	harness.Contains(t, described, "origin=a test")
+	if strings.Contains(described, "\x1b") || strings.Contains(described, "draft") {
+		t.Errorf("the file is described as %q", described)
+	}
 	w.MustSh(box, `ln -s er deep/link; touch "deep/$(printf 'x\033[31m\nfake')"`)
 	harness.Contains(t, w.Run(0, nil, "", "box", "stat", "files:deep/link"), "symlink")
 	harness.Contains(t, w.Run(0, nil, "", "box", "stat", "-L", "files:deep/link"), "directory")

@@ -103,10 +103,16 @@ func TestWatchOfFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
+	mustPost(w, other, "pause") // its watch is frozen
 	if err := w.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	if text, err := io.ReadAll(resp.Body); err != nil || !strings.HasSuffix(string(text), `{"type":"end","error":"the gateway is stopping"}`+"\n") {
 		t.Errorf("when the gateway stops: %q, %v", text, err)
 	}
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.MustSh(other, "true")
+	w.MustDelete(other)
 }

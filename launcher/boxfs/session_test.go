@@ -366,3 +366,33 @@ func TestWorkersHaveNothingOfTheGateway(t *testing.T) {
 		}
 	}
 }
+
+// TestAttackUserDatabases: whatever a box puts in the place of its user databases, a description of a file is prompt and has an owner.
+func TestAttackUserDatabases(t *testing.T) {
+	dir := newRoot(t)
+	s := open(t, dir)
+	name := []byte("/tmp/f")
+	if err := write(s, string(name), "x"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(dir+"/etc", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for what, put := range map[string]func(path string) error{
+		"a pipe": func(p string) error { return unix.Mkfifo(p, 0o644) }, "a directory": func(p string) error { return os.Mkdir(p, 0o755) },
+		"a link to a device": func(p string) error { return os.Symlink("/dev/zero", p) }, "a link to itself": func(p string) error { return os.Symlink("passwd", p) },
+		"a sparse file": func(p string) error { return errors.Join(os.WriteFile(p, nil, 0o644), os.Truncate(p, 1<<40)) },
+		"a long line":   func(p string) error { return os.WriteFile(p, []byte(strings.Repeat("n", 1<<20)+":x:65534:\n"), 0o644) },
+	} {
+		if err := errors.Join(put(dir+"/etc/passwd"), put(dir+"/etc/group")); err != nil {
+			t.Fatal(err)
+		}
+		a, err := s.Do(worker.Request{Op: worker.OpStat, Path: name})
+		if err != nil || a.Info.Owner != fmt.Sprint(user) || a.Info.Group != fmt.Sprint(user) {
+			t.Errorf("%s: %+v, %v", what, a.Info, err)
+		}
+		if err := errors.Join(os.RemoveAll(dir+"/etc/passwd"), os.RemoveAll(dir+"/etc/group")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
