@@ -280,6 +280,10 @@ func (t *tree) scanAll() error {
 // scan finds the directories in one that is watched already, so that none is missed that is made in the meantime, and reports its files if
 // it is new.
 func (t *tree) scan(n *node) error {
+	if _, ok := t.path(n); !ok {
+		n.missed = n.scanned // for its next place, if it gets one
+		return nil
+	}
 	dir, path, err := t.find(n)
 	if err != nil {
 		t.again = append(t.again, n)
@@ -298,9 +302,11 @@ func (t *tree) scan(n *node) error {
 				}
 			}
 			if e.IsDir() {
-				here[e.Name()] = true
 				if err := t.checkIn(dir, n, path, e.Name()); err != nil {
 					return err
+				}
+				if n.children[e.Name()] != nil { // at most as many as may be watched, unlike the directories of a hostile box
+					here[e.Name()] = true
 				}
 			}
 		}
