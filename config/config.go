@@ -42,6 +42,7 @@ type Config struct {
 	Ingress    Ingress    `yaml:"ingress"`
 	Remote     Remote     `yaml:"remote"`
 	SSH        SSH        `yaml:"ssh"`
+	E2B        E2B        `yaml:"e2b"`
 	Launcher   Launcher   `yaml:"launcher"`
 	Policy     Policies   `yaml:"policy"`
 	Secrets    Secrets    `yaml:"secrets,omitempty"`
@@ -439,6 +440,7 @@ func (c *Config) validate() error {
 	c.Launcher.check(fail)
 	c.Attach.check(fail)
 	c.Remote.check(fail)
+	c.E2B.check(fail)
 	c.Kubernetes.check(fail)
 	c.Fleet.check(fail)
 	if r := c.Launcher.Reserve; r < MinReserve || r > 1<<44 {

@@ -29,3 +29,21 @@ func (r Remote) check(fail func(key, format string, args ...any)) {
 type SSH struct {
 	Listen string `yaml:"listen"` // empty: no SSH
 }
+
+// E2B configures the dialect of E2B's SDK: its control API and the API that its sandboxes serve (docs/e2b.md).
+type E2B struct {
+	// Enabled serves both, on the listeners of the admin API and at names below ingress.domain.
+	Enabled bool `yaml:"enabled"`
+	// PublicTraffic opens the ports of a new box to anyone if its creator does not choose. false: they need the traffic token.
+	PublicTraffic bool `yaml:"public_traffic"`
+}
+
+// check requires that the ports of boxes can be open to anyone before they are by default.
+func (e E2B) check(fail func(key, format string, args ...any)) {
+	if e.PublicTraffic && !e.Enabled {
+		fail("e2b.public_traffic", "has no effect without e2b.enabled; set that, or remove e2b.public_traffic")
+	}
+}
+
+// APIHost returns the host name below a domain of public URLs at which the control API of E2B's dialect is served.
+func (e E2B) APIHost(domain string) string { return "api." + domain }

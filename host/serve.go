@@ -80,10 +80,19 @@ func (h *Host) Serve(ctx context.Context) error {
 	return change.Contain(h.parts.log, func() error { return h.serveParts(ctx) })
 }
 
-func (h *Host) serveParts(ctx context.Context) error {
-	admin, err := server.New(server.Config{
-		Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Meters: h.parts.cfg.Meters, Watcher: h.usage, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(8<<20, 8), MaxRun: h.parts.largestBody(harness.MaxBody, 5), Silence: h.parts.cfg.Admin.Silence,
+// newAdmin makes the admin API.
+func (h *Host) newAdmin() (*server.API, error) {
+	dialect, err := h.e2b()
+	if err != nil {
+		return nil, err
+	}
+	return server.New(server.Config{
+		E2B: dialect, Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.adminHosts(), HasSecret: h.parts.secrets.Has, Meters: h.parts.cfg.Meters, Watcher: h.usage, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(8<<20, 8), MaxRun: h.parts.largestBody(harness.MaxBody, 5), Silence: h.parts.cfg.Admin.Silence,
 	})
+}
+
+func (h *Host) serveParts(ctx context.Context) error {
+	admin, err := h.newAdmin()
 	if err != nil {
 		return err
 	}

@@ -56,6 +56,17 @@ func (db Installation) IdentityKeys() (name.Secret, error) { return db.getText(i
 // SetIdentityKeys stores the keys that sign tokens, sealed.
 func (db Installation) SetIdentityKeys(text name.Secret) error { return db.setText(identityKeys, text) }
 
+// boxTokenKey is the key of the key that access tokens of boxes are derived from.
+const boxTokenKey = "box token key"
+
+// BoxTokenKey returns the key that access tokens of boxes are derived from, initially the zero value.
+func (db Installation) BoxTokenKey() (name.Secret, error) { return db.getText(boxTokenKey) }
+
+// SetBoxTokenKeyOnce stores the key that access tokens of boxes are derived from, sealed, unless there is one.
+func (db Installation) SetBoxTokenKeyOnce(key name.Secret) error {
+	return db.setTextOnce(boxTokenKey, key)
+}
+
 // getText returns a text of the installation, initially the zero value.
 func (f *file) getText(key string) (name.Secret, error) {
 	known := map[string]string{}

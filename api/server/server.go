@@ -108,6 +108,8 @@ type Config struct {
 	Meters llm.Meters
 	// Watcher reports changes of files. nil: they are not watched.
 	Watcher files.Watcher
+	// E2B serves the dialect of E2B's SDK as well. nil: it is off.
+	E2B *E2B
 	// Log receives one line per failure of the gateway. nil: no log.
 	Log *zap.Logger
 	// MaxBody is the largest request body in bytes. 0: 8 MiB.
@@ -141,10 +143,11 @@ type API struct {
 	stop     func()
 	sessions *session.Endpoints
 	refusals refusals
+	dialect  *dialect // of E2B; nil: it is off
 }
 
 // New makes the API over the services of cfg.
-func New(cfg Config) (*API, error) {
+func New(cfg Config) (_ *API, err error) {
 	if err := required.Fields(cfg.Services); err != nil {
 		return nil, err
 	}
@@ -189,7 +192,8 @@ func New(cfg Config) (*API, error) {
 	a.stop = sync.OnceFunc(func() { close(a.stopping) })
 	a.sessions = session.New(cfg.Boxes, cfg.Sessions, cfg.History, a.bodies())
 	a.addRoutes()
-	return a, nil
+	a.dialect, err = newDialect(a)
+	return a, err
 }
 
 // bodies returns the limits on request bodies.
@@ -235,24 +239,17 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	defer a.answers.Recover(w, r)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set("Cache-Control", "no-store")
+	if a.dialect.serves(r) {
+		a.dialect.serve(w, r)
+		return
+	}
 	_, pattern := a.mux.Handler(r)
 	if a.public[pattern] {
 		a.mux.ServeHTTP(w, r)
 		return
 	}
-	caller, err := a.guard.Admit(w, r)
+	r, leave, err := a.admit(w, r, pattern)
 	if err != nil {
-		a.recordRefusal(r, pattern, err)
-		a.answers.Fail(w, r, err)
-		return
-	}
-	r = r.WithContext(api.WithCaller(r.Context(), caller))
-	r, leave, err := a.openScope(r, caller.Holder())
-	if err != nil {
-		if exceeded, ok := errors.AsType[*quota.Error](err); ok && exceeded.Kind == quota.Connections {
-			w.Header().Set("Connection", "close")
-		}
-		a.recordRefusal(r, pattern, err)
 		a.answers.Fail(w, r, err)
 		return
 	}
@@ -264,6 +261,24 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	r, end := a.guard.WhileKeyWorks(r)
 	defer end()
 	a.mux.ServeHTTP(w, r)
+}
+
+// admit checks the origin and the key of a request, and charges it to the quotas of the key until leave is called. It records a refusal.
+func (a *API) admit(w *rest.Writer, r *http.Request, pattern string) (_ *http.Request, leave func(), err error) {
+	caller, err := a.guard.Admit(w, r)
+	if err != nil {
+		a.recordRefusal(r, pattern, err)
+		return r, nil, err
+	}
+	r = r.WithContext(api.WithCaller(r.Context(), caller))
+	r, leave, err = a.openScope(r, caller.Holder())
+	if err != nil {
+		if exceeded, ok := errors.AsType[*quota.Error](err); ok && exceeded.Kind == quota.Connections {
+			w.Header().Set("Connection", "close")
+		}
+		a.recordRefusal(r, pattern, err)
+	}
+	return r, leave, err
 }
 
 // openScope charges a request to the quotas of its key and gives it a scope. The scope ends with leave, or later with the

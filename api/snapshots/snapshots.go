@@ -62,6 +62,7 @@ type snapshotView struct {
 	Status    string       `json:"status" enum:"creating ready error"`
 	Error     string       `json:"error,omitempty" doc:"why the status is error"`
 	CreatedAt int64        `json:"created_at" doc:"Unix seconds"`
+	CreatedBy string       `json:"created_by,omitempty" doc:"ID of the API key that created the box; absent: the operator's, or the box was attached"`
 }
 
 type snapshotsView struct {
@@ -82,7 +83,7 @@ type snapshotsDeletedView struct {
 const maxIDs = 1000
 
 func view(s api.Snapshot) snapshotView {
-	return snapshotView{s.ID, s.Name, s.Box, s.Size, s.Status, s.Error, s.CreatedAt.Unix()}
+	return snapshotView{s.ID, s.Name, s.Box, s.Size, s.Status, s.Error, s.CreatedAt.Unix(), s.CreatedBy}
 }
 
 func (e *Endpoints) takeSnapshot(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {

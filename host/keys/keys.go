@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/api/e2b/token"
 	"boxgate/host/change"
 	"boxgate/internal/required"
 	"boxgate/llm"
@@ -126,6 +127,22 @@ func (k *Service) LookUp(hash [sha256.Size]byte) (api.Key, bool) {
 	}
 	k.keys.NoteUse(found)
 	return keyView(found), true
+}
+
+// Owners lists the API keys of an ID, a key and its predecessors within their grace, or all API keys for "". Expired ones may be among
+// them. Without a store there are none.
+func (k *Service) Owners(id string) (list []token.Owner) {
+	all, err := k.keys.All()
+	if err != nil {
+		k.log.Error("the API keys cannot be read; no access token of a box is valid", zap.Error(err))
+		return nil
+	}
+	for _, found := range all {
+		if id == "" || found.ID == id {
+			list = append(list, token.Owner{ID: found.ID, Hash: found.Hash})
+		}
+	}
+	return list
 }
 
 // CallerOf returns the caller that a key identifies.

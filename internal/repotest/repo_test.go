@@ -139,6 +139,8 @@ api/change: policy api api/rest policy/policytest
 api/boxes: policy agents api api/access api/change api/history api/problem api/rest api/spec api/strict internal/lazyregexp llm
 api/egress: policy audit api api/apitest api/problem api/rest api/stream api/strict observe policy/learn
 api/har: policy audit api api/apitest api/problem api/rest api/stream api/strict internal/buildinfo internal/memory proxy/har quota
+api/e2b: policy policy/dialect api api/apitest api/boxes api/lifecycle api/problem api/rest api/rules api/snapshots api/strict quota
+api/e2b/token: policy api
 api/doctor: policy api api/apitest api/problem api/rest api/strict doctor
 api/exec: policy audit api api/capture api/history api/problem api/rest api/spec api/stream api/strict
 api/files: policy api api/apitest api/capture api/problem api/rest api/stream api/strict
@@ -152,7 +154,7 @@ api/openapi: api api/problem api/rest api/strict
 api/problem: policy api quota
 api/rest: policy api api/problem api/strict quota internal/lazyregexp llm
 api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
-api/server: policy llm rule/header audit api api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
+api/server: policy llm rule/header audit api api/e2b api/e2b/token api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/schema:
 api/session: policy api api/history api/problem api/rest api/spec api/strict quota
@@ -242,7 +244,7 @@ host/handover: policy
 host/handover/handovertest: policy host/handover
 host/approvals: policy api api/change audit boundary host/change host/state internal/fault internal/ratelimit internal/required store
 host/authlimit: internal/socket internal/peernet quota
-host/keys: policy api host/change host/snapshots host/state internal/required launcher quota secrets secrets/identity store llm
+host/keys: policy api api/e2b/token host/change host/snapshots host/state internal/required launcher quota secrets secrets/identity store llm
 host/lease: internal/fault store
 host/listen: config dns firewall firewall/network host/netns host/handover host/nslock host/systemd proxy selftest
 host/meter: policy store
@@ -259,7 +261,7 @@ host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
-host: fleet fleet/node ui ui/session policy policy/dialect api api/access api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote sshd kube api/harness
+host: fleet fleet/node ui ui/session policy policy/dialect api api/access api/e2b api/e2b/token api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote sshd kube api/harness
 ui: policy audit api api/access api/apitest api/server api/stream policy/authority ui/preview api/spec observe/replay
 ui/session: policy quota api api/access internal/openid internal/peernet
 ui/pages: policy policy/authority rule/kinds audit quota api api/rest api/spec ui/preview

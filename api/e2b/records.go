@@ -1,0 +1,255 @@
+package e2b
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+)
+
+// metricView is the use of resources at one time.
+type metricView struct {
+	Timestamp     time.Time `json:"timestamp"`
+	TimestampUnix int64     `json:"timestampUnix"`
+	CPUCount      int       `json:"cpuCount"`
+	CPUUsedPct    float64   `json:"cpuUsedPct"`
+	MemUsed       int64     `json:"memUsed"`
+	MemTotal      int64     `json:"memTotal"`
+	MemCache      int64     `json:"memCache"`
+	DiskUsed      int64     `json:"diskUsed"`
+	DiskTotal     int64     `json:"diskTotal"`
+}
+
+// latest returns the present use of a box.
+func latest(b box, now time.Time) metricView {
+	size := sizes[b.Size]
+	return metricView{
+		Timestamp: now.UTC().Truncate(time.Second), TimestampUnix: now.Unix(), CPUCount: size.cpus,
+		MemUsed: b.Usage.Memory, MemTotal: int64(size.memoryMB) << 20, DiskUsed: b.Usage.Disk,
+	}
+}
+
+// metrics shows the use of resources of a sandbox: its present use.
+func (e *Endpoints) metrics(_ http.ResponseWriter, r *http.Request) (int, any, error) {
+	q, err := query(r, "start", "end")
+	if err != nil {
+		return 0, nil, err
+	}
+	start, errStart := secondsOf(q.Get("start"), 0)
+	end, errEnd := secondsOf(q.Get("end"), 1<<62)
+	if errStart != nil || errEnd != nil || start > end {
+		return 0, nil, problem.Refuse(http.StatusBadRequest, "start and end must be times in seconds, in order")
+	}
+	b, err := e.boxOf(r)
+	if err != nil {
+		return 0, nil, err
+	}
+	list := []metricView{}
+	if m := latest(b, time.Now()); m.TimestampUnix >= start && m.TimestampUnix <= end {
+		list = append(list, m)
+	}
+	return http.StatusOK, list, nil
+}
+
+// secondsOf reads a time in seconds.
+func secondsOf(text string, absent int64) (int64, error) {
+	if text == "" {
+		return absent, nil
+	}
+	return strconv.ParseInt(text, 10, 64)
+}
+
+// allMetrics shows the present use of several sandboxes. Those that the key does not see are left out.
+func (e *Endpoints) allMetrics(_ http.ResponseWriter, r *http.Request) (int, any, error) {
+	q, err := query(r, "sandbox_ids")
+	if err != nil {
+		return 0, nil, err
+	}
+	asked := map[string]bool{}
+	for id := range strings.SplitSeq(q.Get("sandbox_ids"), ",") {
+		asked[id] = true
+	}
+	var all []box
+	if err := e.own(r, http.MethodGet, "/v2/box", nil, &all); err != nil {
+		return 0, nil, err
+	}
+	now, views := time.Now(), map[string]metricView{}
+	for _, b := range all {
+		if asked[b.ID] {
+			views[b.ID] = latest(b, now)
+		}
+	}
+	return http.StatusOK, map[string]any{"sandboxes": views}, nil
+}
+
+// logLine is a line of the log of a box in boxgate's own API.
+type logLine struct {
+	Timestamp int64  `json:"timestamp"`
+	Level     string `json:"level"`
+	Source    string `json:"source"`
+	Message   string `json:"message"`
+}
+
+// logEntry is a line of the log of a sandbox.
+type logEntry struct {
+	Timestamp time.Time         `json:"timestamp"`
+	Level     string            `json:"level"`
+	Message   string            `json:"message"`
+	Fields    map[string]string `json:"fields"`
+}
+
+// readLogs returns the log of a box, oldest line first.
+func (e *Endpoints) readLogs(r *http.Request) (entries []logEntry, err error) {
+	id, err := idOf(r)
+	if err != nil {
+		return nil, err
+	}
+	var got struct {
+		Logs []logLine `json:"logs"`
+	}
+	if err := e.own(r, http.MethodGet, boxPath(id, "logs"), nil, &got); err != nil {
+		if hasStatus(err, http.StatusNotFound) {
+			err = noBox(id)
+		}
+		return nil, err
+	}
+	entries = []logEntry{}
+	for _, l := range got.Logs {
+		entries = append(entries, logEntry{time.Unix(l.Timestamp, 0).UTC(), l.Level, l.Message, map[string]string{"source": l.Source}})
+	}
+	return entries, nil
+}
+
+// limitOf reads the number of lines that a client wants.
+func limitOf(text string) (int, error) {
+	if text == "" {
+		return maxPage, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 {
+		return 0, problem.Refuse(http.StatusBadRequest, "limit must be a number")
+	}
+	return min(n, maxPage), nil
+}
+
+// logs shows the log of a sandbox in the first version's form.
+func (e *Endpoints) logs(_ http.ResponseWriter, r *http.Request) (int, any, error) {
+	q, err := query(r, "start", "limit")
+	if err != nil {
+		return 0, nil, err
+	}
+	start, errStart := secondsOf(q.Get("start"), 0)
+	limit, err := limitOf(q.Get("limit"))
+	if err != nil || errStart != nil {
+		return 0, nil, problem.Refuse(http.StatusBadRequest, "start must be a time in milliseconds, and limit a number")
+	}
+	all, err := e.readLogs(r)
+	if err != nil {
+		return 0, nil, err
+	}
+	lines, entries := []map[string]any{}, []logEntry{}
+	for _, l := range all {
+		if l.Timestamp.UnixMilli() >= start && len(entries) < limit {
+			lines, entries = append(lines, map[string]any{"timestamp": l.Timestamp, "line": l.Message}), append(entries, l)
+		}
+	}
+	return http.StatusOK, map[string]any{"logs": lines, "logEntries": entries}, nil
+}
+
+// logsV2 shows the log of a sandbox from a time on, forwards or backwards.
+func (e *Endpoints) logsV2(_ http.ResponseWriter, r *http.Request) (int, any, error) {
+	q, err := query(r, "cursor", "limit", "direction", "level", "search")
+	if err != nil {
+		return 0, nil, err
+	}
+	backward := q.Get("direction") != "forward"
+	cursor, errCursor := secondsOf(q.Get("cursor"), map[bool]int64{false: 0, true: 1 << 62}[backward])
+	limit, err := limitOf(q.Get("limit"))
+	if err != nil || errCursor != nil {
+		return 0, nil, problem.Refuse(http.StatusBadRequest, "cursor must be a time in milliseconds, and limit a number")
+	}
+	all, err := e.readLogs(r)
+	if err != nil {
+		return 0, nil, err
+	}
+	entries := []logEntry{}
+	for i := range all {
+		l := all[i]
+		if backward {
+			l = all[len(all)-1-i]
+		}
+		at := l.Timestamp.UnixMilli()
+		if (backward && at > cursor) || (!backward && at < cursor) || (q.Get("level") != "" && l.Level != q.Get("level")) || !strings.Contains(l.Message, q.Get("search")) {
+			continue
+		}
+		if entries = append(entries, l); len(entries) == limit {
+			break
+		}
+	}
+	return http.StatusOK, map[string]any{"logs": entries}, nil
+}
+
+// secretView is a secret of the configuration, without its value.
+type secretView struct {
+	SecretID       string            `json:"secretID"`
+	Name           string            `json:"name"`
+	CurrentVersion int               `json:"currentVersion"`
+	Metadata       map[string]string `json:"metadata"`
+	CreatedAt      time.Time         `json:"createdAt"`
+	UpdatedAt      time.Time         `json:"updatedAt"`
+}
+
+// secrets lists the secrets of the configuration. The caller needs the permission to list them.
+func (e *Endpoints) secrets(r *http.Request) ([]secretView, error) {
+	var got struct {
+		Secrets []struct {
+			Name   string     `json:"name"`
+			Source string     `json:"source"`
+			ReadAt *time.Time `json:"read_at"`
+		} `json:"secrets"`
+	}
+	if err := e.own(r, http.MethodGet, "/v2/secrets", nil, &got); err != nil {
+		return nil, err
+	}
+	views := []secretView{}
+	for _, s := range got.Secrets {
+		v := secretView{SecretID: s.Name, Name: s.Name, CurrentVersion: 1, Metadata: map[string]string{"source": s.Source}}
+		if s.ReadAt != nil {
+			v.CreatedAt, v.UpdatedAt = *s.ReadAt, *s.ReadAt
+		}
+		views = append(views, v)
+	}
+	return views, nil
+}
+
+func (e *Endpoints) listSecrets(w http.ResponseWriter, r *http.Request) (int, any, error) {
+	q, err := query(r, "limit", "nextToken")
+	if err != nil {
+		return 0, nil, err
+	}
+	p, err := pageOf(q)
+	if err != nil {
+		return 0, nil, err
+	}
+	list, err := e.secrets(r)
+	if err != nil {
+		return 0, nil, err
+	}
+	return http.StatusOK, cut(w, list, p, func(s secretView) string { return s.SecretID }), nil
+}
+
+func (e *Endpoints) getSecret(_ http.ResponseWriter, r *http.Request) (int, any, error) {
+	list, err := e.secrets(r)
+	if err != nil {
+		return 0, nil, err
+	}
+	for _, s := range list {
+		if s.SecretID == r.PathValue("secret") {
+			return http.StatusOK, s, nil
+		}
+	}
+	return 0, nil, api.Errorf(api.ErrNotFound, "secret %q not found", problem.Clip(r.PathValue("secret")))
+}

@@ -1,0 +1,189 @@
+// Package token makes and checks the access tokens with which clients of E2B's dialect work in a box. A token is bound to one box
+// and one API key. It is derived from both, and from a key of the installation, so no token is stored: it is valid while the API
+// key is valid and may open sessions in the box.
+package token
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"boxgate/api"
+	"boxgate/policy"
+	"boxgate/policy/name"
+)
+
+// Owner is an API key that tokens belong to.
+type Owner struct {
+	ID   string            // stays the same when the key is replaced
+	Hash [sha256.Size]byte // SHA-256 of the key, which does not
+}
+
+// OwnerOf returns the owner for a caller that has shown an API key.
+func OwnerOf(c api.Caller, key string) Owner { return Owner{c.Key, sha256.Sum256([]byte(key))} }
+
+// Keys finds API keys. All methods may be called concurrently.
+type Keys interface {
+	// Owners lists the API keys with an ID, or all of them for "": at most [MaxOwners]. Expired ones may be among them.
+	Owners(id string) []Owner
+	// Find returns the caller that the API key with this SHA-256 identifies, if it is valid now.
+	Find(hash [sha256.Size]byte) (api.Caller, bool)
+}
+
+// MaxOwners is the number of API keys for which a signature is checked.
+const MaxOwners = 4096
+
+// Permissions decides who may work in a box; implemented by [boxgate/api/server.API].
+type Permissions interface {
+	// MayUse reports whether a caller may open sessions in a box that exists.
+	MayUse(ctx context.Context, caller api.Caller, box policy.BoxID) bool
+}
+
+// SecretSize is the size of the installation's key for tokens, in bytes.
+const SecretSize = 32
+
+// Maker makes tokens. Safe for concurrent use.
+type Maker struct{ secret [SecretSize]byte }
+
+// NewMaker returns a maker with the key of an installation, which is [SecretSize] random bytes.
+func NewMaker(secret []byte) (*Maker, error) {
+	m := &Maker{}
+	if len(secret) != SecretSize {
+		return nil, errors.New("the key of access tokens is damaged")
+	}
+	copy(m.secret[:], secret)
+	return m, nil
+}
+
+// purpose separates the tokens from other uses of the key. Its end cannot be part of an ID.
+const purpose = "boxgate box token 1\x00"
+
+// Token returns the token of an API key for a box. It is the same each time.
+func (m *Maker) Token(box policy.BoxID, o Owner) name.Secret { return name.NewSecret(m.text(box, o)) }
+
+// text returns the token: the ID of the API key, a point, and the code.
+func (m *Maker) text(box policy.BoxID, o Owner) string {
+	mac := hmac.New(sha256.New, m.secret[:])
+	mac.Write([]byte(purpose))
+	mac.Write([]byte(strconv.Itoa(len(o.ID)) + "\x00" + o.ID + "\x00" + string(box) + "\x00"))
+	mac.Write(o.Hash[:])
+	return o.ID + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}
+
+// codeSize is the length of the code in a token.
+var codeSize = base64.RawURLEncoding.EncodedLen(sha256.Size)
+
+// keyID returns the ID of the API key in a token.
+func keyID(token string) (id string, ok bool) {
+	at := len(token) - codeSize - 1
+	if at <= 0 || at > maxID || token[at] != '.' {
+		return "", false
+	}
+	return token[:at], true
+}
+
+// maxID bounds the ID of an API key, in bytes.
+const maxID = 128
+
+// Access is the access to a box by a valid token or signature.
+type Access struct {
+	Caller api.Caller
+	Box    policy.BoxID
+	hash   [sha256.Size]byte // of the API key
+}
+
+// Checker checks tokens and signatures. Its zero value refuses every token. Safe for concurrent use.
+type Checker struct {
+	Maker *Maker
+	Keys  Keys
+	May   Permissions
+}
+
+// Check returns the access that a token gives to a box. It takes the same time for every wrong code.
+func (c *Checker) Check(ctx context.Context, box policy.BoxID, token string) (Access, bool) {
+	id, ok := keyID(token)
+	if !ok || c.Maker == nil {
+		return Access{}, false
+	}
+	return c.first(ctx, box, id, func(t string) bool { return equal(t, token) })
+}
+
+// Valid reports whether an access is still valid. Long work checks it at intervals.
+func (c *Checker) Valid(ctx context.Context, a Access) bool {
+	if c.Maker == nil {
+		return false
+	}
+	caller, ok := c.Keys.Find(a.hash)
+	return ok && caller == a.Caller && c.May.MayUse(ctx, caller, a.Box)
+}
+
+// first returns the access of the owner whose token matches, among the owners with an ID, or all of them for "". It looks at all of
+// them, whichever matches.
+func (c *Checker) first(ctx context.Context, box policy.BoxID, id string, matches func(token string) bool) (a Access, ok bool) {
+	owners := c.Keys.Owners(id)
+	for _, o := range owners[:min(len(owners), MaxOwners)] {
+		if matches(c.Maker.text(box, o)) {
+			a.hash, ok = o.Hash, true
+		}
+	}
+	if !ok {
+		return Access{}, false
+	}
+	a.Box = box
+	if a.Caller, ok = c.Keys.Find(a.hash); !ok || !c.May.MayUse(ctx, a.Caller, box) {
+		return Access{}, false
+	}
+	return a, true
+}
+
+// The operations that a signature permits.
+const (
+	Read  = "read"
+	Write = "write"
+)
+
+// Signed is a request for one file that carries a signature instead of a token.
+type Signed struct {
+	Path      string // as in the request
+	Operation string // [Read] or [Write]
+	User      string // as in the request; may be empty
+	Signature string // v1_ and the base64 of a SHA-256, without padding
+	Expires   string // seconds of Unix time as in the request; "" for never
+}
+
+// signaturePrefix is the version of the scheme.
+const signaturePrefix = "v1_"
+
+// CheckSignature returns the access that a signature gives to the one file in a box. The client has signed with its token, so the
+// signature is compared with those by the tokens of all API keys.
+func (c *Checker) CheckSignature(ctx context.Context, box policy.BoxID, s Signed, now time.Time) (Access, bool) {
+	if c.Maker == nil || !strings.HasPrefix(s.Signature, signaturePrefix) || (s.Operation != Read && s.Operation != Write) {
+		return Access{}, false
+	}
+	if s.Expires != "" {
+		at, err := strconv.ParseInt(s.Expires, 10, 64)
+		if err != nil || now.Unix() >= at {
+			return Access{}, false
+		}
+	}
+	return c.first(ctx, box, "", func(t string) bool { return equal(Sign(s, t), s.Signature) })
+}
+
+// Sign returns the signature of a request with a token, as clients make it.
+func Sign(s Signed, token string) string {
+	text := s.Path + ":" + s.Operation + ":" + s.User + ":" + token
+	if s.Expires != "" {
+		text += ":" + s.Expires
+	}
+	sum := sha256.Sum256([]byte(text))
+	return signaturePrefix + base64.RawStdEncoding.EncodeToString(sum[:])
+}
+
+// equal compares in constant time.
+func equal(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }

@@ -1,0 +1,127 @@
+package server
+
+import (
+	"errors"
+	"net/http"
+	"sync/atomic"
+
+	"boxgate/api"
+	"boxgate/api/e2b"
+	"boxgate/api/e2b/token"
+	"boxgate/api/rest"
+)
+
+// E2B configures the dialect of E2B's SDK: its control API, whose calls are made of calls of this API, and the API that its sandboxes
+// serve, to whose requests [API.SetSandboxes] gives a handler.
+type E2B struct {
+	// Maker makes the access tokens of boxes.
+	Maker *token.Maker
+	// Keys finds the API keys that tokens belong to.
+	Keys token.Keys
+	// Domain is the domain of public URLs, below which clients find the ports of boxes.
+	Domain string
+	// Images are the names of the images that boxes can have.
+	Images []string
+	// PublicTraffic opens the ports of a new box to anyone if its creator does not choose.
+	PublicTraffic bool
+}
+
+// dialect serves the dialect of E2B next to the API. A nil one serves no request.
+type dialect struct {
+	api       *API
+	control   *e2b.Endpoints
+	tokens    *token.Checker
+	sandboxes atomic.Pointer[http.Handler]
+}
+
+// newDialect returns the dialect of an API; nil if it is off.
+func newDialect(a *API) (*dialect, error) {
+	if a.E2B == nil {
+		return nil, nil
+	}
+	if a.E2B.Maker == nil || a.E2B.Keys == nil {
+		return nil, errors.New("api: E2B lacks its tokens")
+	}
+	d := &dialect{api: a, tokens: &token.Checker{Maker: a.E2B.Maker, Keys: a.E2B.Keys, May: a}}
+	d.control = e2b.New(e2b.Config{
+		Own: http.HandlerFunc(d.own), Maker: a.E2B.Maker, Domain: a.E2B.Domain, Images: a.E2B.Images, PublicTraffic: a.E2B.PublicTraffic, Bodies: a.bodies(), Log: a.Log,
+	})
+	return d, nil
+}
+
+// own serves a call of this API that a call of the dialect consists of. The call of the dialect has been admitted, so only the
+// permissions of its key are checked, and the audit trail has an entry for it as for any other call.
+func (d *dialect) own(w http.ResponseWriter, r *http.Request) {
+	if _, pattern := d.api.mux.Handler(r); pattern == "" || d.api.public[pattern] {
+		d.api.answers.Fail(w, r, noRoute(d.api.mux, w, r))
+		return
+	}
+	d.api.mux.ServeHTTP(&rest.Writer{ResponseWriter: w}, r)
+}
+
+// serves reports whether a request is one of the dialect.
+func (d *dialect) serves(r *http.Request) bool {
+	return d != nil && (e2b.IsControl(r.URL.Path) || d.forSandbox(r))
+}
+
+// forSandbox reports whether a request is for the API that a sandbox serves.
+func (d *dialect) forSandbox(r *http.Request) bool {
+	return r.Header.Get(e2b.SandboxHeader) != "" && e2b.IsSandbox(r.URL.Path)
+}
+
+// serve serves a request of the dialect.
+func (d *dialect) serve(w *rest.Writer, r *http.Request) {
+	if d.forSandbox(r) {
+		if err := d.api.guard.CheckOrigin(r); err != nil {
+			d.control.Fail(w, r, err)
+			return
+		}
+		if h := d.sandboxes.Load(); h != nil {
+			(*h).ServeHTTP(w, r)
+			return
+		}
+		d.control.Fail(w, r, api.Errorf(api.ErrUnavailable, "the gateway is starting; try again"))
+		return
+	}
+	r = e2b.WithKey(r)
+	r, leave, err := d.api.admit(w, r, d.control.Pattern(r))
+	if err != nil {
+		d.control.Fail(w, r, err)
+		return
+	}
+	defer leave()
+	r, end := d.api.guard.WhileKeyWorks(r)
+	defer end()
+	d.control.ServeHTTP(w, r)
+}
+
+// SetSandboxes sets the handler for requests to the API that a sandbox of E2B serves. It checks their credentials itself.
+func (a *API) SetSandboxes(h http.Handler) {
+	if a.dialect != nil {
+		a.dialect.sandboxes.Store(&h)
+	}
+}
+
+// Tokens returns the checker of the access tokens of boxes. Without the dialect, it refuses every token.
+func (a *API) Tokens() *token.Checker {
+	if a.dialect == nil {
+		return &token.Checker{}
+	}
+	return a.dialect.tokens
+}
+
+// Control returns a handler that serves the control API of E2B's dialect alone: nil if it is off.
+func (a *API) Control() http.Handler {
+	if a.dialect == nil {
+		return nil
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !e2b.IsControl(r.URL.Path) {
+			a.dialect.control.Fail(w, r, api.Errorf(api.ErrNotFound, "only the control API of E2B's dialect is served here"))
+			return
+		}
+		r = r.Clone(r.Context())
+		r.Header.Del(e2b.SandboxHeader) // of the paths that both APIs have
+		a.ServeHTTP(w, r)
+	})
+}
