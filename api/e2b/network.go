@@ -56,7 +56,7 @@ func (n network) own(internet *bool, p *problem.List) (policy map[string]any, he
 	headers = map[string]map[string]any{}
 	for host, list := range n.Rules {
 		if set := headersOf("/network/rules/"+problem.EscapeKey(host), list, p); len(set) > 0 {
-			headers[host] = set
+			headers[host] = map[string]any{"headers": set}
 		}
 	}
 	return policy, headers

@@ -8,6 +8,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/e2b"
 	"boxgate/api/e2b/token"
+	"boxgate/api/problem"
 	"boxgate/api/rest"
 )
 
@@ -86,6 +87,9 @@ func (d *dialect) serve(w *rest.Writer, r *http.Request) {
 	r = e2b.WithKey(r)
 	r, leave, err := d.api.admit(w, r, d.control.Pattern(r))
 	if err != nil {
+		if status, _ := problem.StatusOf(err); status == http.StatusUnauthorized {
+			err = errE2BKey
+		}
 		d.control.Fail(w, r, err)
 		return
 	}
@@ -94,6 +98,9 @@ func (d *dialect) serve(w *rest.Writer, r *http.Request) {
 	defer end()
 	d.control.ServeHTTP(w, r)
 }
+
+// errE2BKey refuses a request without a valid key, with the name that its clients know the key by.
+var errE2BKey = problem.Refuse(http.StatusUnauthorized, "E2B_API_KEY is not a valid API key of this gateway; make one with `gateway api-key create`")
 
 // SetSandboxes sets the handler for requests to the API that a sandbox of E2B serves. It checks their credentials itself.
 func (a *API) SetSandboxes(h http.Handler) {
