@@ -119,7 +119,8 @@ func (e *Endpoints) prolong(r *http.Request, b box, seconds int64) error {
 	return e.setEnd(r, b.ID, &seconds)
 }
 
-// pause pauses a sandbox. Its time stands still: the box has no end while it is paused, as far as the configuration permits.
+// pause pauses a sandbox. Its time stands still: the box has no end while it is paused, as far as the configuration permits. One that is
+// paused at its end keeps the end, as it is not deleted there.
 func (e *Endpoints) pause(w http.ResponseWriter, r *http.Request) (int, any, error) {
 	var body struct {
 		Memory *bool `json:"memory,omitempty"`
@@ -140,7 +141,7 @@ func (e *Endpoints) pause(w http.ResponseWriter, r *http.Request) (int, any, err
 	if err := e.own(r, http.MethodPost, boxPath(b.ID, "pause"), nil, nil); err != nil {
 		return 0, nil, err
 	}
-	if b.ExpiresAt == 0 {
+	if b.ExpiresAt == 0 || b.OnEnd == onTimeoutPause {
 		return http.StatusNoContent, nil, nil
 	}
 	err = e.setEnd(r, b.ID, nil)
@@ -211,19 +212,22 @@ func (e *Endpoints) connect(w http.ResponseWriter, r *http.Request) (int, any, e
 	return http.StatusOK, e.opened(r, b, ""), nil
 }
 
-// wake resumes a paused box, which then has an end again.
+// wake resumes a paused box, which then has an end again: it gets the end first, so that it never runs without one. A box that was paused
+// at its end takes none until it is resumed, which gives it one.
 func (e *Endpoints) wake(r *http.Request, b box, o opening) (int, any, error) {
 	timeout := int64(defaultTimeout)
 	if o.Timeout != nil {
 		timeout = ttlOf(*o.Timeout)
 	}
-	if err := e.setEnd(r, b.ID, &timeout); err != nil {
+	err := e.setEnd(r, b.ID, &timeout)
+	atEnd := hasStatus(err, http.StatusConflict)
+	if err != nil && !atEnd {
 		return 0, nil, err
 	}
-	if err := e.own(r, http.MethodPost, boxPath(b.ID, "resume"), nil, nil); err != nil {
-		return 0, nil, err
+	if err = e.own(r, http.MethodPost, boxPath(b.ID, "resume"), nil, nil); err == nil && atEnd {
+		err = e.setEnd(r, b.ID, &timeout)
 	}
-	return http.StatusCreated, e.opened(r, b, ""), nil
+	return http.StatusCreated, e.opened(r, b, ""), err
 }
 
 // The length of a page of a list.
