@@ -118,7 +118,8 @@ func ttlOf(timeout int64) int64 {
 // policyID returns an ID of a box as package policy has it.
 func policyID(id string) policy.BoxID { return policy.BoxID(id) }
 
-// create makes a sandbox. The box, its policy and its header rules are one call of boxgate's own API: a refused network leaves no box.
+// create makes a sandbox. The box, its policy and its header rules are one call of boxgate's own API: a refused network leaves no box. Its
+// ports are shared after that, and closed until then.
 func (e *Endpoints) create(w http.ResponseWriter, r *http.Request) (int, any, error) {
 	var body newSandbox
 	if err := e.decode(w, r, &body, false); err != nil {
@@ -136,7 +137,16 @@ func (e *Endpoints) create(w http.ResponseWriter, r *http.Request) (int, any, er
 	if err != nil {
 		return 0, nil, err
 	}
-	return http.StatusCreated, e.opened(r, made, ""), nil
+	n := network{}
+	if body.Network != nil {
+		n = *body.Network
+	}
+	ports, chosen := n.ports(e.PublicTraffic)
+	token, err := e.share(r, made.ID, ports, chosen)
+	if err != nil {
+		return 0, nil, err
+	}
+	return http.StatusCreated, e.opened(r, made, token), nil
 }
 
 // make creates a box from a template.
@@ -152,6 +162,7 @@ func (e *Endpoints) make(r *http.Request, in newBox, from template) (made box, e
 // fields are the names of fields in boxgate's own API with their names in E2B's, for the text of an error.
 var fields = strings.NewReplacer(
 	"/network_policy", "/network", "/attach_headers", "/network/rules", "/env_vars", "/envVars", "/ttl", "/timeout", "/runtime", "/templateID",
+	"/https_ports", "/network/httpsPorts", "/host", "/network/maskRequestHost",
 )
 
 // inE2B returns an error of boxgate's own API with the names of E2B's fields.

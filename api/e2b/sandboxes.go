@@ -29,8 +29,13 @@ func (e *Endpoints) get(_ http.ResponseWriter, r *http.Request) (int, any, error
 	if err := e.own(r, http.MethodGet, boxPath(b.ID, "config", "network"), nil, &net); err != nil {
 		return 0, nil, err
 	}
+	ports, err := e.shared(r, b.ID)
+	if err != nil {
+		return 0, nil, err
+	}
 	v := detailView{listedView: e.listed(b), Domain: e.Domain, Lifecycle: b.lifecycle()}
 	v.Network, v.AllowInternet = networkOf(b.NetworkPolicy, net.Headers)
+	ports.into(v.Network)
 	return http.StatusOK, v, nil
 }
 
@@ -209,7 +214,8 @@ func (e *Endpoints) connect(w http.ResponseWriter, r *http.Request) (int, any, e
 			return 0, nil, err
 		}
 	}
-	return http.StatusOK, e.opened(r, b, ""), nil
+	token, err := e.traffic(r, b.ID)
+	return http.StatusOK, e.opened(r, b, token), err
 }
 
 // wake resumes a paused box, which then has an end again: it gets the end first, so that it never runs without one. A box that was paused
@@ -227,7 +233,11 @@ func (e *Endpoints) wake(r *http.Request, b box, o opening) (int, any, error) {
 	if err = e.own(r, http.MethodPost, boxPath(b.ID, "resume"), nil, nil); err == nil && atEnd {
 		err = e.setEnd(r, b.ID, &timeout)
 	}
-	return http.StatusCreated, e.opened(r, b, ""), err
+	token := ""
+	if err == nil {
+		token, err = e.traffic(r, b.ID)
+	}
+	return http.StatusCreated, e.opened(r, b, token), err
 }
 
 // The length of a page of a list.

@@ -250,6 +250,10 @@ func (e *Endpoints) fork(w http.ResponseWriter, r *http.Request) (int, any, erro
 		return 0, nil, err
 	}
 	defer func() { _ = e.own(r, http.MethodDelete, boxPath(b.ID, "snapshots", s.ID), nil, nil) }()
+	ports, err := e.shared(r, b.ID)
+	if err != nil {
+		return 0, nil, err
+	}
 	results := []forkResult{}
 	for range count {
 		made, err := e.make(r, newBox{Ephemeral: true, TTL: ttl}, template{snapshot: s})
@@ -257,7 +261,15 @@ func (e *Endpoints) fork(w http.ResponseWriter, r *http.Request) (int, any, erro
 			results = append(results, forkResult{Error: new(viewOf(err))})
 			continue
 		}
-		results = append(results, forkResult{Sandbox: new(e.opened(r, made, ""))})
+		token := ""
+		if ports.Access != "" {
+			token, err = e.share(r, made.ID, portsBody{Access: ports.Access, Host: ports.Host, HTTPSPorts: ports.HTTPSPorts}, true)
+		}
+		if err != nil {
+			results = append(results, forkResult{Error: new(viewOf(err))})
+			continue
+		}
+		results = append(results, forkResult{Sandbox: new(e.opened(r, made, token))})
 	}
 	return http.StatusCreated, results, nil
 }

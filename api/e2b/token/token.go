@@ -76,6 +76,17 @@ func (m *Maker) text(box policy.BoxID, o Owner) string {
 	return o.ID + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
+// portPurpose is the purpose of the tokens of ports.
+const portPurpose = "boxgate port token 1\x00"
+
+// PortToken returns the token for the ports of a box that clients of the dialect share. It is the same for all API keys that may use the
+// box, and each time; the box has it only for as long as its ports are shared with it.
+func (m *Maker) PortToken(box policy.BoxID) name.Secret {
+	mac := hmac.New(sha256.New, m.secret[:])
+	mac.Write([]byte(portPurpose + string(box)))
+	return name.NewSecret(base64.RawURLEncoding.EncodeToString(mac.Sum(nil)))
+}
+
 // codeSize is the length of the code in a token.
 var codeSize = base64.RawURLEncoding.EncodedLen(sha256.Size)
 
