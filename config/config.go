@@ -440,7 +440,7 @@ func (c *Config) validate() error {
 	c.Launcher.check(fail)
 	c.Attach.check(fail)
 	c.Remote.check(fail)
-	c.E2B.check(fail)
+	c.E2B.check(c.Ingress, fail)
 	c.Kubernetes.check(fail)
 	c.Fleet.check(fail)
 	if r := c.Launcher.Reserve; r < MinReserve || r > 1<<44 {

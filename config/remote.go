@@ -39,9 +39,12 @@ type E2B struct {
 }
 
 // check requires that the ports of boxes can be open to anyone before they are by default.
-func (e E2B) check(fail func(key, format string, args ...any)) {
-	if e.PublicTraffic && !e.Enabled {
+func (e E2B) check(i Ingress, fail func(key, format string, args ...any)) {
+	switch {
+	case e.PublicTraffic && !e.Enabled:
 		fail("e2b.public_traffic", "has no effect without e2b.enabled; set that, or remove e2b.public_traffic")
+	case e.PublicTraffic && !i.PublicPorts:
+		fail("e2b.public_traffic", "needs ingress.public_ports: true, which permits ports without a token")
 	}
 }
 

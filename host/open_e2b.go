@@ -7,7 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
+	"strconv"
+	"strings"
 
 	"boxgate/api"
 	"boxgate/api/e2b/token"
@@ -28,7 +31,7 @@ func (h *Host) e2b() (*server.E2B, error) {
 		return nil, fmt.Errorf("the key of access tokens: %w", err)
 	}
 	return &server.E2B{
-		Maker: maker, Keys: tokenKeys{h.turn, h.keys}, Domain: p.cfg.Ingress.Domain, PublicTraffic: p.cfg.E2B.PublicTraffic,
+		Maker: maker, Keys: tokenKeys{h.turn, h.keys}, Domain: p.domainE2B(), PublicTraffic: p.cfg.E2B.PublicTraffic,
 		Images: slices.Sorted(maps.Keys(p.cfg.Launcher.AllImages())),
 	}, nil
 }
@@ -51,6 +54,26 @@ func boxTokens(known store.Installation) (*token.Maker, error) {
 		return nil, errors.New("its record is damaged")
 	}
 	return token.NewMaker(secret)
+}
+
+// trafficHeader is the request field in which clients of the dialect send the token of the ports of a box.
+const trafficHeader = "E2b-Traffic-Access-Token"
+
+// tokenFields are the request fields in which visitors may send the token of a public URL.
+func (p *parts) tokenFields() []string {
+	fields := p.cfg.Ingress.TokenHeaders
+	if p.cfg.E2B.Enabled && !slices.ContainsFunc(fields, func(f string) bool { return strings.EqualFold(f, trafficHeader) }) {
+		fields = append(slices.Clone(fields), trafficHeader)
+	}
+	return fields
+}
+
+// domainE2B returns the domain below which clients of the dialect find the ports of boxes, with a port unless that is 443.
+func (p *parts) domainE2B() string {
+	if port := p.listeners.PortOfHTTPS(); port != 0 && port != 443 {
+		return net.JoinHostPort(p.cfg.Ingress.Domain, strconv.Itoa(int(port)))
+	}
+	return p.cfg.Ingress.Domain
 }
 
 // tokenKeys implements [token.Keys].

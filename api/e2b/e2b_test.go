@@ -21,11 +21,16 @@ import (
 type own struct {
 	answers map[string]string // the body, or a status and the text of an error
 	calls   []string          // method, path and body
+	ports   []string          // likewise, of calls about ports
 }
 
 func (o *own) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
-	o.calls = append(o.calls, strings.TrimSpace(r.Method+" "+r.URL.Path+" "+string(body)))
+	if made := strings.TrimSpace(r.Method + " " + r.URL.Path + " " + string(body)); strings.HasSuffix(r.URL.Path, "/config/ports") {
+		o.ports = append(o.ports, made)
+	} else {
+		o.calls = append(o.calls, made)
+	}
 	text, ok := o.answers[r.Method+" "+r.URL.Path]
 	var status int
 	var why string
@@ -43,6 +48,9 @@ func (o *own) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 const oneBox = `{"id":"box1","size":"small","runtime":"","status":"idle","created_at":1000,"expires_at":4000000000,"network_policy":{"mode":"allow-all"}}`
 
+// portsOff is the call that shares the ports of a new box, which most tests refuse.
+const portsOff = "PUT /v2/box/box1/config/ports"
+
 func endpoints(t testing.TB, answers map[string]string) (*Endpoints, *own) {
 	t.Helper()
 	maker, err := token.NewMaker(bytes.Repeat([]byte{1}, token.SecretSize))
@@ -50,6 +58,12 @@ func endpoints(t testing.TB, answers map[string]string) (*Endpoints, *own) {
 		t.Fatal(err)
 	}
 	o := &own{answers: answers}
+	if o.answers == nil {
+		o.answers = map[string]string{}
+	}
+	if _, ok := o.answers[portsOff]; !ok {
+		o.answers[portsOff] = `403 "public URLs are turned off"`
+	}
 	return New(Config{Own: o, Maker: maker, Domain: "boxes.example", Images: []string{"default", "node"}, Bodies: strict.Bodies{Most: 1 << 20}}), o
 }
 
@@ -235,7 +249,60 @@ func TestNetwork(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &got); err != nil {
 		t.Fatal(err)
 	}
-	sameJSON(t, string(got.Network), `{"allowOut":["a.example"],"denyOut":["0.0.0.0/0","::/0"],"rules":{"a.example":[{"transform":{"headers":{"Authorization":"[redacted]"}}}]}}`)
+	sameJSON(t, string(got.Network), `{"allowPublicTraffic":false,"allowOut":["a.example"],"denyOut":["0.0.0.0/0","::/0"],"rules":{"a.example":[{"transform":{"headers":{"Authorization":"[redacted]"}}}]}}`)
+}
+
+// The ports of a sandbox need the traffic token unless its creator opens them. A sharing that was chosen and fails leaves no box, and a
+// token is shown for as long as the ports have it.
+func TestPorts(t *testing.T) {
+	t.Parallel()
+	const get, share, drop = "GET /v2/box/box1/config/ports", portsOff, "DELETE /v2/box/box1"
+	e, _ := endpoints(t, nil)
+	token := e.Maker.PortToken("box1").Reveal()
+	if other := e.Maker.PortToken("box2").Reveal(); other == token || len(token) < 43 {
+		t.Errorf("tokens %s and %s", token, other)
+	}
+	withToken := `{"access":"token","token":"` + token + `"}`
+	for _, tt := range []struct {
+		network, answer, sent, traffic string
+		public                         bool
+		status                         int
+		left                           bool
+	}{
+		{``, `{}`, withToken, token, false, 201, true},
+		{``, `{}`, `{"access":"public"}`, "", true, 201, true},
+		{`{"allowPublicTraffic":true}`, `{}`, `{"access":"public"}`, "", false, 201, true},
+		{`{"allowPublicTraffic":false,"maskRequestHost":"localhost:${PORT}","httpsPorts":[8443]}`, `{}`, `{"access":"token","token":"` + token + `","host":"localhost:${PORT}","https_ports":[8443]}`, token, true, 201, true},
+		{``, `403 "off"`, withToken, "", false, 201, true},
+		{`{"allowPublicTraffic":true}`, `403 "off"`, `{"access":"public"}`, "", false, 403, false},
+		{``, `429 "too many"`, withToken, "", false, 429, false},
+		{``, `503 "later"`, withToken, "", false, 503, false},
+	} {
+		e, o := endpoints(t, map[string]string{"POST /v2/box": oneBox, share: tt.answer, drop: `{}`})
+		e.PublicTraffic = tt.public
+		body := `{"templateID":"base"}`
+		if tt.network != "" {
+			body = `{"templateID":"base","network":` + tt.network + `}`
+		}
+		status, text, _ := call(e, "POST", "/v2/sandboxes", body)
+		var got struct{ TrafficAccessToken string }
+		_ = json.Unmarshal([]byte(text), &got)
+		if status != tt.status || got.TrafficAccessToken != tt.traffic || len(o.ports) != 1 || slices.Contains(o.calls, drop) == tt.left {
+			t.Errorf("%s, %s: %d %s %q %q", tt.network, tt.answer, status, text, o.calls, o.ports)
+			continue
+		}
+		sameJSON(t, strings.TrimPrefix(o.ports[0], share+" "), tt.sent)
+	}
+	for answer, want := range map[string]string{
+		`{"access":"token","token_fingerprint":"` + api.TokenFingerprint(token) + `"}`: token, `{"access":"token","token_fingerprint":"00000000"}`: "", `{"access":"token"}`: "", `{"access":"public"}`: "", `404 "no"`: "",
+	} {
+		e, _ := endpoints(t, map[string]string{"GET /v2/box/box1": oneBox, get: answer})
+		_, text, _ := call(e, "POST", "/v2/sandboxes/box1/connect", "")
+		var got struct{ TrafficAccessToken string }
+		if err := json.Unmarshal([]byte(text), &got); err != nil || got.TrafficAccessToken != want {
+			t.Errorf("%s: %s", answer, text)
+		}
+	}
 }
 
 // A list has filters and pages.
