@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
+	"boxgate/api/e2b"
 	"boxgate/host/nslock"
 	"boxgate/host/usage"
 	"boxgate/ui"
@@ -141,9 +142,9 @@ type adminTurn struct {
 // do not change the store.
 var inBoxes = []string{"exec", "exec-stream", "exec-detached", "code", "code-stream", "run", "files", "git", "selftest", "egress"}
 
-// changesState reports whether a request may change the store.
+// changesState reports whether a request may change the store. Requests to the API that a sandbox of E2B serves only act inside the box.
 func changesState(r *http.Request) bool {
-	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+	if r.Method == http.MethodGet || r.Method == http.MethodHead || r.Header.Get(e2b.SandboxHeader) != "" && e2b.IsSandbox(r.URL.Path) {
 		return false
 	}
 	parts := strings.Split(r.URL.Path, "/") // "", "v2", "box", name, …

@@ -249,7 +249,9 @@ func (e *Endpoints) fork(w http.ResponseWriter, r *http.Request) (int, any, erro
 	if err != nil {
 		return 0, nil, err
 	}
-	defer func() { _ = e.own(r, http.MethodDelete, boxPath(b.ID, "snapshots", s.ID), nil, nil) }()
+	defer func() {
+		_ = e.own(r.WithContext(context.WithoutCancel(r.Context())), http.MethodDelete, boxPath(b.ID, "snapshots", s.ID), nil, nil)
+	}()
 	ports, err := e.shared(r, b.ID)
 	if err != nil {
 		return 0, nil, err
