@@ -12,6 +12,8 @@ import (
 
 	"boxgate/api"
 	"boxgate/host/handover"
+
+	"boxgate/api/e2b"
 )
 
 // Requests that act inside a box do not delay an upgrade. Requests that change the store do, whatever their path
@@ -30,6 +32,13 @@ func TestWhatChangesTheStore(t *testing.T) {
 		method, path, _ := strings.Cut(request, " ")
 		if got := changesState(httptest.NewRequestWithContext(t.Context(), method, path, nil)); got != want {
 			t.Errorf("%s: %v", request, got)
+		}
+	}
+	for path, want := range map[string]bool{"/process.Process/Start": false, "/files": false, "/v2/sandboxes": true, "/v2/box": true} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, path, nil)
+		r.Header.Set(e2b.SandboxHeader, "box1")
+		if got := changesState(r); got != want {
+			t.Errorf("POST %s of E2B's dialect: %v", path, got)
 		}
 	}
 }
