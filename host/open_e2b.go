@@ -30,8 +30,10 @@ func (h *Host) e2b() (*server.E2B, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the key of access tokens: %w", err)
 	}
+	disk := p.cfg.Launcher.Disk
 	return &server.E2B{
 		Maker: maker, Keys: tokenKeys{h.turn, h.keys}, Domain: p.domainE2B(), PublicTraffic: p.cfg.E2B.PublicTraffic,
+		Disks:  map[string]int64{"small": int64(disk.Small), "medium": int64(disk.Medium), "large": int64(disk.Large)},
 		Images: slices.Sorted(maps.Keys(p.cfg.Launcher.AllImages())),
 	}, nil
 }

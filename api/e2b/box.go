@@ -128,7 +128,7 @@ func (e *Endpoints) listed(b box) listedView {
 	size := sizes[b.Size]
 	v := listedView{
 		SandboxID: b.ID, TemplateID: b.template(), ClientID: clientID, StartedAt: time.Unix(b.CreatedAt, 0).UTC(), EndAt: b.end(),
-		CPUCount: size.cpus, MemoryMB: size.memoryMB, Metadata: b.Metadata, State: b.state(), EnvdVersion: Version, VolumeMounts: []struct{}{},
+		CPUCount: size.cpus, MemoryMB: size.memoryMB, DiskSizeMB: e.Disks[b.Size] >> 20, Metadata: b.Metadata, State: b.state(), EnvdVersion: Version, VolumeMounts: []struct{}{},
 	}
 	if v.Metadata == nil {
 		v.Metadata = map[string]string{}

@@ -32,6 +32,8 @@ type Config struct {
 	Domain string
 	// Images are the names of the images that boxes can have, as runtimes in boxgate's API.
 	Images []string
+	// Disks are the limits of the disks of boxes by size, in bytes.
+	Disks map[string]int64
 	// PublicTraffic opens the ports of a new box to anyone if its creator does not choose.
 	PublicTraffic bool
 	// Bodies reads the bodies of requests.

@@ -24,11 +24,11 @@ type metricView struct {
 }
 
 // latest returns the present use of a box.
-func latest(b box, now time.Time) metricView {
+func (e *Endpoints) latest(b box, now time.Time) metricView {
 	size := sizes[b.Size]
 	return metricView{
 		Timestamp: now.UTC().Truncate(time.Second), TimestampUnix: now.Unix(), CPUCount: size.cpus,
-		MemUsed: b.Usage.Memory, MemTotal: int64(size.memoryMB) << 20, DiskUsed: b.Usage.Disk,
+		MemUsed: b.Usage.Memory, MemTotal: int64(size.memoryMB) << 20, DiskUsed: b.Usage.Disk, DiskTotal: e.Disks[b.Size],
 	}
 }
 
@@ -48,7 +48,7 @@ func (e *Endpoints) metrics(_ http.ResponseWriter, r *http.Request) (int, any, e
 		return 0, nil, err
 	}
 	list := []metricView{}
-	if m := latest(b, time.Now()); m.TimestampUnix >= start && m.TimestampUnix <= end {
+	if m := e.latest(b, time.Now()); m.TimestampUnix >= start && m.TimestampUnix <= end {
 		list = append(list, m)
 	}
 	return http.StatusOK, list, nil
@@ -79,7 +79,7 @@ func (e *Endpoints) allMetrics(_ http.ResponseWriter, r *http.Request) (int, any
 	now, views := time.Now(), map[string]metricView{}
 	for _, b := range all {
 		if asked[b.ID] {
-			views[b.ID] = latest(b, now)
+			views[b.ID] = e.latest(b, now)
 		}
 	}
 	return http.StatusOK, map[string]any{"sandboxes": views}, nil

@@ -296,11 +296,11 @@ type templateView struct {
 	EnvdVersion   string    `json:"envdVersion"`
 }
 
-// view returns a template in E2B's API. Images have no time of their own.
-func (t template) view() templateView {
+// viewTemplate returns a template in E2B's API. Images have no time of their own.
+func (e *Endpoints) viewTemplate(t template) templateView {
 	size := sizes["small"]
 	v := templateView{
-		TemplateID: t.id(), BuildID: t.id(), BuildStatus: "ready", BuildCount: 1, CPUCount: size.cpus, MemoryMB: size.memoryMB,
+		TemplateID: t.id(), BuildID: t.id(), BuildStatus: "ready", BuildCount: 1, CPUCount: size.cpus, MemoryMB: size.memoryMB, DiskSizeMB: e.Disks["small"] >> 20,
 		Public: t.snapshot.ID == "", Aliases: []string{t.id()}, Names: []string{t.id()}, EnvdVersion: Version,
 	}
 	if s := t.snapshot; s.ID != "" {
@@ -329,13 +329,13 @@ func (e *Endpoints) listTemplates(w http.ResponseWriter, r *http.Request) (int, 
 	if err != nil && !hasStatus(err, http.StatusForbidden) {
 		return 0, nil, err
 	}
-	views := []templateView{template{}.view()}
+	views := []templateView{e.viewTemplate(template{})}
 	for _, name := range e.Images {
-		views = append(views, template{image: name}.view())
+		views = append(views, e.viewTemplate(template{image: name}))
 	}
 	for _, s := range list {
 		if s.Status != snapshotError {
-			views = append(views, template{snapshot: s}.view())
+			views = append(views, e.viewTemplate(template{snapshot: s}))
 		}
 	}
 	return http.StatusOK, cut(w, views, p, func(v templateView) string { return v.TemplateID }), nil
@@ -347,7 +347,7 @@ func (e *Endpoints) getTemplate(_ http.ResponseWriter, r *http.Request) (int, an
 	if err != nil {
 		return 0, nil, err
 	}
-	v := t.view()
+	v := e.viewTemplate(t)
 	build := map[string]any{"buildID": v.BuildID, "status": v.BuildStatus, "cpuCount": v.CPUCount, "memoryMB": v.MemoryMB, "createdAt": v.CreatedAt, "updatedAt": v.UpdatedAt}
 	return http.StatusOK, struct {
 		templateView
@@ -370,7 +370,7 @@ func (e *Endpoints) getPart(_ http.ResponseWriter, r *http.Request) (int, any, e
 	if alias {
 		return http.StatusOK, map[string]any{"templateID": t.id(), "public": t.snapshot.ID == ""}, nil
 	}
-	v := t.view()
+	v := e.viewTemplate(t)
 	return http.StatusOK, []any{map[string]any{"tag": "default", "buildID": v.BuildID, "createdAt": v.CreatedAt}}, nil
 }
 

@@ -23,6 +23,8 @@ type E2B struct {
 	Domain string
 	// Images are the names of the images that boxes can have.
 	Images []string
+	// Disks are the limits of the disks of boxes by size, in bytes.
+	Disks map[string]int64
 	// PublicTraffic opens the ports of a new box to anyone if its creator does not choose.
 	PublicTraffic bool
 }
@@ -45,7 +47,7 @@ func newDialect(a *API) (*dialect, error) {
 	}
 	d := &dialect{api: a, tokens: &token.Checker{Maker: a.E2B.Maker, Keys: a.E2B.Keys, May: a}}
 	d.control = e2b.New(e2b.Config{
-		Own: http.HandlerFunc(d.own), Maker: a.E2B.Maker, Domain: a.E2B.Domain, Images: a.E2B.Images, PublicTraffic: a.E2B.PublicTraffic, Bodies: a.bodies(), Log: a.Log,
+		Own: http.HandlerFunc(d.own), Maker: a.E2B.Maker, Domain: a.E2B.Domain, Images: a.E2B.Images, Disks: a.E2B.Disks, PublicTraffic: a.E2B.PublicTraffic, Bodies: a.bodies(), Log: a.Log,
 	})
 	return d, nil
 }
