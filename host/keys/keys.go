@@ -16,7 +16,6 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
-	"boxgate/api/e2b/token"
 	"boxgate/host/change"
 	"boxgate/internal/required"
 	"boxgate/llm"
@@ -67,7 +66,8 @@ type Service struct {
 	settingQuotas sync.Mutex      // serialises read-modify-write of quotas
 	revoked       map[string]bool // IDs of revoked keys whose quotas the book has; guarded by settingQuotas
 
-	ssh sshIndex
+	ssh    sshIndex
+	owners owners
 }
 
 // New returns the service, and loads the quotas of API keys into the book.
@@ -77,6 +77,7 @@ func New(c Config) (*Service, error) {
 	}
 	k := &Service{log: c.Log, store: c.Store, keys: c.Keys, quotas: c.Quotas, models: c.Models}
 	k.changed = func(id string) {
+		k.owners.forget()
 		k.indexSSHKeys()
 		c.Changed(id)
 	}
@@ -127,22 +128,6 @@ func (k *Service) LookUp(hash [sha256.Size]byte) (api.Key, bool) {
 	}
 	k.keys.NoteUse(found)
 	return keyView(found), true
-}
-
-// Owners lists the API keys of an ID, a key and its predecessors within their grace, or all API keys for "". Expired ones may be among
-// them. Without a store there are none.
-func (k *Service) Owners(id string) (list []token.Owner) {
-	all, err := k.keys.All()
-	if err != nil {
-		k.log.Error("the API keys cannot be read; no access token of a box is valid", zap.Error(err))
-		return nil
-	}
-	for _, found := range all {
-		if id == "" || found.ID == id {
-			list = append(list, token.Owner{ID: found.ID, Hash: found.Hash})
-		}
-	}
-	return list
 }
 
 // CallerOf returns the caller that a key identifies.
@@ -208,6 +193,7 @@ func (k *Service) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secr
 	case err != nil:
 		return name.Secret{}, api.Key{}, change.NotStored(k.log, "the API key could not be stored, nothing was made", err)
 	}
+	k.owners.forget()
 	k.quotas.Set(CallerOf(made).Holder(), req.Quotas)
 	k.models.SetKey(made)
 	k.log.Info("an API key was made", zap.String("key", made.ID), zap.String("name", made.Name), zap.String("role", made.Role))

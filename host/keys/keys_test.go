@@ -4,10 +4,12 @@ import (
 	"net/netip"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/api/e2b/token"
 	quotas "boxgate/quota"
 	"boxgate/store"
 )
@@ -63,5 +65,52 @@ func TestQuotasOfARevokedKey(t *testing.T) {
 	start()
 	if n := book.Limit(holder, quotas.Certificates); n != 2 {
 		t.Errorf("after a restart the limit is %d", n)
+	}
+}
+
+// TestOwners: changes of API keys are seen by the next look, a key in its grace is listed with its successor, and looks in between do not
+// read the store.
+func TestOwners(t *testing.T) {
+	t.Parallel()
+	db, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	s, err := New(Config{Log: zap.NewNop(), Store: db, Keys: db.Keys, Quotas: quotas.New(quotas.Config{}), Models: noModels{}, Changed: func() {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := func(id string, want int) {
+		t.Helper()
+		if got := s.Owners(id); len(got) != want {
+			t.Errorf("%d API keys of %q, want %d", len(got), id, want)
+		}
+	}
+	count("", 0)
+	_, key, err := s.CreateAPIKey(t.Context(), api.KeyRequest{Name: "ci", Role: api.RoleCreator})
+	if err != nil {
+		t.Fatal(err)
+	}
+	count(key.Key, 1)
+	count("", 1)
+	count("key_other", 0)
+	if _, _, err := s.ReplaceAPIKey(t.Context(), key.Key, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	count(key.Key, 2)
+	if _, err := s.DeleteAPIKey(t.Context(), key.Key); err != nil {
+		t.Fatal(err)
+	}
+	count(key.Key, 0)
+	reads := 0
+	var o owners
+	for range 100 {
+		if _, err := o.all(func() ([]token.Owner, error) { reads++; return nil, nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if reads > 50 {
+		t.Errorf("100 looks read the store %d times", reads)
 	}
 }
