@@ -145,6 +145,7 @@ var grants = map[string]grant{
 	"setLifetime":           own | changes, // one-box keys only to an earlier end
 	"listUsageSamples":      own | reads,
 	"setMetadata":           own | changes,
+	"suspendBox":            own | changes, // not with one-box keys
 	"setEnd":                own | changes, // one-box keys only to a deletion
 	"testBox":               own | changes,
 

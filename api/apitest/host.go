@@ -227,6 +227,17 @@ func (h *Host) UsageSamples(_ context.Context, id policy.BoxID, after time.Time)
 	return found, nil
 }
 
+// SuspendBox implements the Host of [boxgate/api/boxes].
+func (h *Host) SuspendBox(_ context.Context, id policy.BoxID) (api.Box, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.Box{}, err
+	}
+	b.Status, b.PausedAtEnd = api.StatusPaused, true
+	return b.Box, nil
+}
+
 // SetEnd implements the Host of [boxgate/api/boxes].
 func (h *Host) SetEnd(_ context.Context, id policy.BoxID, end api.End) (is, was api.Box, err error) {
 	b, leave, err := h.box(id)

@@ -49,6 +49,9 @@ type Host interface {
 	// SetEnd sets what happens at the end of a box, and returns the box after and before. A box that is being deleted is an ErrNotFound; an
 	// attached box, and a pause of one with keep_alive, an ErrConflict; a key for one box that would keep it longer, an ErrForbidden.
 	SetEnd(ctx context.Context, id policy.BoxID, end api.End) (is, was api.Box, err error)
+	// SuspendBox pauses a box as at its end. A box without an end, or that cannot be paused, is an ErrConflict, and a key for one box an
+	// ErrForbidden.
+	SuspendBox(ctx context.Context, id policy.BoxID) (api.Box, error)
 	// DeleteBox stops the box, cuts its connections and deletes its state.
 	DeleteBox(ctx context.Context, id policy.BoxID) error
 }

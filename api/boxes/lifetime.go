@@ -11,6 +11,7 @@ import (
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/strict"
+	"boxgate/policy"
 )
 
 // This part moves the end of a box while it exists.
@@ -35,6 +36,7 @@ type lifetimeView struct {
 func (e *Endpoints) lifetimeRoutes() []rest.Route {
 	return []rest.Route{
 		{Method: "PUT", Path: lifetimePath, ID: "setLifetime", Summary: "Move the end of a box: to a time from now, or after its present end; or give it none", Request: reflect.TypeFor[lifetimeBody](), Example: `{"ttl":3600}`, Response: reflect.TypeFor[lifetimeView](), Handle: e.putLifetime},
+		{Method: "POST", Path: "/v2/box/{id}/suspend", ID: "suspendBox", Summary: "Pause a box as at its end: its time stands still, and resume alone wakes it, or with auto_resume any use", Response: reflect.TypeFor[suspendedView](), Handle: e.suspend},
 		{Method: "PUT", Path: "/v2/box/{id}/config/on-end", ID: "setEnd", Summary: "Set what happens at the end of a box: it is deleted, or paused until it is resumed", Request: reflect.TypeFor[endBody](), Example: `{"on_end":"pause"}`, Response: reflect.TypeFor[endView](), Handle: e.putEnd},
 	}
 }
@@ -93,6 +95,27 @@ func (e *Endpoints) putLifetime(w http.ResponseWriter, r *http.Request) (rest.Re
 		e.History.Log(box.ID, "info", "user", "the end of the box is at %s", is.ExpiresAt.UTC().Format(time.RFC3339))
 	}
 	return rest.Reply{Body: view, Change: &rest.Change{Box: box.ID, What: map[string]any{"expires_at": []int64{max(was.Unix(), 0), view.ExpiresAt}}}}, nil
+}
+
+// suspendedView is a box that is paused as at its end.
+type suspendedView struct {
+	ID          policy.BoxID `json:"id"`
+	Status      api.Status   `json:"status"`
+	PausedAtEnd bool         `json:"paused_at_end"`
+	ExpiresAt   int64        `json:"expires_at,omitempty" doc:"when the box is deleted unless it is resumed; absent: it is kept"`
+}
+
+// suspend handles POST /v2/box/{id}/suspend.
+func (e *Endpoints) suspend(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Boxes)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	if box, err = e.Host.SuspendBox(r.Context(), box.ID); err != nil {
+		return rest.Reply{}, err
+	}
+	e.History.Log(box.ID, "info", "user", "the box was paused until it is resumed")
+	return rest.Reply{Body: suspendedView{box.ID, box.Status, box.PausedAtEnd, max(box.ExpiresAt.Unix(), 0)}, Change: &rest.Change{Box: box.ID, What: map[string]any{"suspended": true}}}, nil
 }
 
 // endBody is what happens at the end of a box.

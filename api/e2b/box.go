@@ -24,6 +24,7 @@ type box struct {
 	ExpiresAt     int64             `json:"expires_at"`
 	OnEnd         string            `json:"on_end"`
 	AutoResume    bool              `json:"auto_resume"`
+	PausedAtEnd   bool              `json:"paused_at_end"`
 	CreatedAt     int64             `json:"created_at"`
 	CPUNs         int64             `json:"total_cpu_ns"`
 	NetworkPolicy json.RawMessage   `json:"network_policy"`

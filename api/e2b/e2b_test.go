@@ -182,14 +182,17 @@ func TestLifecycle(t *testing.T) {
 	paused := strings.Replace(oneBox, "idle", "paused", 1)
 	failed := strings.Replace(oneBox, "idle", "error", 1)
 	const get, ttl = "GET /v2/box/box1", "PUT /v2/box/box1/config/ttl"
-	done := map[string]string{ttl: `{}`, "POST /v2/box/box1/pause": `{}`, "POST /v2/box/box1/resume": `{}`}
+	atEnd := strings.Replace(paused, `"size"`, `"paused_at_end":true,"size"`, 1)
+	done := map[string]string{ttl: `{}`, "POST /v2/box/box1/pause": `{}`, "POST /v2/box/box1/suspend": `{}`, "POST /v2/box/box1/resume": `{}`}
 	for _, tt := range []struct {
 		box, path, body string
 		status          int
 		calls           []string
 	}{
-		{oneBox, "/sandboxes/box1/pause", ``, 204, []string{get, "POST /v2/box/box1/pause", ttl + ` {"ttl":null}`}},
-		{oneBox, "/sandboxes/box1/pause", `{"memory":true}`, 204, []string{get, "POST /v2/box/box1/pause", ttl + ` {"ttl":null}`}},
+		{oneBox, "/sandboxes/box1/pause", ``, 204, []string{get, "POST /v2/box/box1/suspend"}},
+		{oneBox, "/sandboxes/box1/pause", `{"memory":true}`, 204, []string{get, "POST /v2/box/box1/suspend"}},
+		{strings.Replace(oneBox, "4000000000", "0", 1), "/sandboxes/box1/pause", ``, 204, []string{get, "POST /v2/box/box1/pause"}},
+		{atEnd, "/v2/sandboxes/box1/connect", `{"timeout":60}`, 201, []string{get, "POST /v2/box/box1/resume", ttl + ` {"ttl":60}`}},
 		{oneBox, "/sandboxes/box1/pause", `{"memory":false}`, 400, nil},
 		{paused, "/sandboxes/box1/pause", ``, 409, []string{get}},
 		{paused, "/v2/sandboxes/box1/connect", `{"timeout":60}`, 201, []string{get, ttl + ` {"ttl":60}`, "POST /v2/box/box1/resume"}},
@@ -215,9 +218,9 @@ func TestLifecycle(t *testing.T) {
 			t.Errorf("%s %s: %d %s %q", tt.path, tt.body, status, text, o.calls)
 		}
 	}
-	e, _ := endpoints(t, map[string]string{get: oneBox, "POST /v2/box/box1/pause": `{}`, ttl: `422 "launcher.max_ttl"`})
-	if status, text, _ := call(e, "POST", "/sandboxes/box1/pause", ""); status != 204 {
-		t.Errorf("a pause that must keep its end: %d %s", status, text)
+	e, o := endpoints(t, map[string]string{get: oneBox, "POST /v2/box/box1/pause": `{}`, "POST /v2/box/box1/suspend": `403 "a key for one box"`})
+	if status, text, _ := call(e, "POST", "/sandboxes/box1/pause", ""); status != 204 || len(o.calls) != 3 {
+		t.Errorf("a pause with a key for one box: %d %s %q", status, text, o.calls)
 	}
 }
 

@@ -2,7 +2,6 @@ package e2b
 
 import (
 	"encoding/base64"
-	"errors"
 	"net/http"
 	"net/url"
 	"slices"
@@ -124,8 +123,8 @@ func (e *Endpoints) prolong(r *http.Request, b box, seconds int64) error {
 	return e.setEnd(r, b.ID, &seconds)
 }
 
-// pause pauses a sandbox. Its time stands still: the box has no end while it is paused, as far as the configuration permits. One that is
-// paused at its end keeps the end, as it is not deleted there.
+// pause pauses a sandbox until it is resumed; its time stands still. Boxes of other APIs without an end, and keys for one box, have the
+// pause that any use ends.
 func (e *Endpoints) pause(w http.ResponseWriter, r *http.Request) (int, any, error) {
 	var body struct {
 		Memory *bool `json:"memory,omitempty"`
@@ -142,18 +141,12 @@ func (e *Endpoints) pause(w http.ResponseWriter, r *http.Request) (int, any, err
 		return 0, nil, err
 	case b.state() == statePaused:
 		return 0, nil, api.Errorf(api.ErrConflict, "sandbox %q is paused already", b.ID)
+	case b.ExpiresAt != 0:
+		if err = e.own(r, http.MethodPost, boxPath(b.ID, "suspend"), nil, nil); !hasStatus(err, http.StatusForbidden) {
+			return http.StatusNoContent, nil, err
+		}
 	}
-	if err := e.own(r, http.MethodPost, boxPath(b.ID, "pause"), nil, nil); err != nil {
-		return 0, nil, err
-	}
-	if b.ExpiresAt == 0 || b.OnEnd == onTimeoutPause {
-		return http.StatusNoContent, nil, nil
-	}
-	err = e.setEnd(r, b.ID, nil)
-	if own, ok := errors.AsType[*failure](err); ok && own.status < http.StatusInternalServerError {
-		err = nil // launcher.max_ttl or the role of the key forbids it: the end stays
-	}
-	return http.StatusNoContent, nil, err
+	return http.StatusNoContent, nil, e.own(r, http.MethodPost, boxPath(b.ID, "pause"), nil, nil)
 }
 
 // opening is the body of a request that resumes a sandbox, or connects to it.
@@ -218,25 +211,25 @@ func (e *Endpoints) connect(w http.ResponseWriter, r *http.Request) (int, any, e
 	return http.StatusOK, e.opened(r, b, token), err
 }
 
-// wake resumes a paused box, which then has an end again: it gets the end first, so that it never runs without one. A box that was paused
-// at its end takes none until it is resumed, which gives it one.
+// wake resumes a paused box, which then has an end again. A box without one gets it first, so that it never runs without; one that was
+// paused as at its end takes no other until it is resumed, which gives it one.
 func (e *Endpoints) wake(r *http.Request, b box, o opening) (int, any, error) {
 	timeout := int64(defaultTimeout)
 	if o.Timeout != nil {
 		timeout = ttlOf(*o.Timeout)
 	}
-	err := e.setEnd(r, b.ID, &timeout)
-	atEnd := hasStatus(err, http.StatusConflict)
-	if err != nil && !atEnd {
-		return 0, nil, err
+	resume := func() error { return e.own(r, http.MethodPost, boxPath(b.ID, "resume"), nil, nil) }
+	end := func() error { return e.setEnd(r, b.ID, &timeout) }
+	steps := []func() error{end, resume}
+	if b.PausedAtEnd {
+		steps = []func() error{resume, end}
 	}
-	if err = e.own(r, http.MethodPost, boxPath(b.ID, "resume"), nil, nil); err == nil && atEnd {
-		err = e.setEnd(r, b.ID, &timeout)
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return 0, nil, err
+		}
 	}
-	token := ""
-	if err == nil {
-		token, err = e.traffic(r, b.ID)
-	}
+	token, err := e.traffic(r, b.ID)
 	return http.StatusCreated, e.opened(r, b, token), err
 }
 

@@ -444,7 +444,7 @@ var doors = map[string][]string{
 	"": { // makes no lasting objects, or only a bounded number per box
 		"reattachBox", "detachBox", "createBoxToken", "deleteBoxToken", "deleteBoxes", "deleteBox", "testBox", "diagnoseHost", "captureRequests", "pauseBox", "resumeBox", "setStartup", "deleteStartup", "setInitCommand", "deleteInitCommand", "cancelRun",
 		"writeFile", "makeDirectory", "removeFile", "renameFile", "unpackFiles", "uploadFiles", "setFileAttributes", "setGitIdentity", "setGitIdentityAsBefore",
-		"setLifetime", "setEnd", "setMetadata", "setPolicy", "addLeases", "endLeases", "setEnforcement", "setNetwork", "setHeaders", "changeHeaders", "setGlobalHeaders", "changeGlobalHeaders", "setNamedPolicy", "deleteNamedPolicy", "deleteUrl", "signUrl", "unsharePorts",
+		"setLifetime", "setEnd", "suspendBox", "setMetadata", "setPolicy", "addLeases", "endLeases", "setEnforcement", "setNetwork", "setHeaders", "changeHeaders", "setGlobalHeaders", "changeGlobalHeaders", "setNamedPolicy", "deleteNamedPolicy", "deleteUrl", "signUrl", "unsharePorts",
 		"changeSchedule", "deleteSchedule", "pauseSchedule", "resumeSchedule", "deleteSnapshot", "deleteSnapshots", "setEnvironment", "setVariable", "deleteVariable", "addLabel", "removeLabel",
 		"setSource", "changeLimits", "setModel", "setCustomRunner", "addSkill", "removeSkill", "removeRepository", "refreshSecret", "rotateStoreKey", "backupStore", "rotateApiKey",
 		"createApiKey", "changeApiKey", "deleteApiKey", "replaceApiKey", "addSshKey", "deleteSshKey", "answerApproval", "setAsking",

@@ -107,6 +107,15 @@ func (l *lifetimes) suspend(ctx context.Context, b *state.Box) error {
 	if err := l.pause(ctx, b); err != nil {
 		return err
 	}
+	if err := l.hold(b); err != nil {
+		return err
+	}
+	l.history.Log(b.ID, "info", "system", "the box was paused at its end")
+	return nil
+}
+
+// hold records that a paused box has reached its end. The caller holds the lock of b.
+func (l *lifetimes) hold(b *state.Box) error {
 	record, now := b.Record, l.now()
 	record.PausedAtEnd, record.ExpiresAt, record.UpdatedAt = true, time.Time{}, now
 	if l.kept > 0 {
@@ -118,8 +127,45 @@ func (l *lifetimes) suspend(ctx context.Context, b *state.Box) error {
 	b.Record = record
 	l.keep(b)
 	b.Publish()
-	l.history.Log(b.ID, "info", "system", "the box was paused at its end")
 	return nil
+}
+
+// SuspendBox implements the Host of [boxgate/api/boxes].
+func (l *Service) SuspendBox(ctx context.Context, id policy.BoxID) (api.Box, error) {
+	return l.lifetimes.suspendNow(ctx, id, l.usage.Pause)
+}
+
+// suspendNow pauses a box as at its end. A box that freeze cannot pause goes on, unlike at its end.
+func (l *lifetimes) suspendNow(ctx context.Context, id policy.BoxID, freeze func(context.Context, *state.Box) error) (api.Box, error) {
+	b, err := l.boxes.Lock(id)
+	if err != nil {
+		return api.Box{}, err
+	}
+	defer b.Unlock()
+	if b.Attached != nil {
+		return api.Box{}, state.ErrAttached
+	}
+	if err := b.AwaitStateChange(ctx); err != nil {
+		return api.Box{}, err
+	}
+	switch {
+	case b.Deleting:
+		return api.Box{}, api.ErrNotFound
+	case b.Record.PausedAtEnd:
+		return b.View(), nil
+	case b.Record.ExpiresAt.IsZero():
+		return api.Box{}, api.Errorf(api.ErrConflict, "the box has no end that could be put off; pause it instead")
+	case api.CallerOf(ctx).Role == api.RoleBox:
+		return api.Box{}, api.Errorf(api.ErrForbidden, "a key for one box cannot keep the box beyond its end; pause it instead, or use a key that creates boxes")
+	case b.Status == api.StatusIdle:
+		err = freeze(ctx, b)
+	case b.Status != api.StatusPaused:
+		err = api.Errorf(api.ErrConflict, "the box is in state %s and cannot be paused: %s", b.Status, b.Problem)
+	}
+	if err == nil {
+		err = l.hold(b)
+	}
+	return b.View(), err
 }
 
 // renew gives a box that was paused at its end a new time to live: the last one that it was given. It is called before the box is

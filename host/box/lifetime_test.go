@@ -491,6 +491,65 @@ func TestWhoMayKeepABox(t *testing.T) {
 	}
 }
 
+// TestSuspend: a box is paused as at its end, before it, and after it was resumed its end counts as before. One that cannot be paused goes
+// on, with its end.
+func TestSuspend(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		e := newEnds(t, time.Hour)
+		e.kept = 24 * time.Hour
+		broken := errors.New("not now")
+		suspend := func(role api.Role, err error) error {
+			_, got := e.suspendNow(api.WithCaller(t.Context(), api.Caller{Role: role}), "b1", func(_ context.Context, b *state.Box) error {
+				if err == nil {
+					b.Status = api.StatusPaused
+				}
+				return err
+			})
+			return got
+		}
+		e.box.Status = api.StatusIdle
+		if err := suspend(api.RoleBox, nil); !errors.Is(err, api.ErrForbidden) || e.stored.PausedAtEnd {
+			t.Errorf("a key for one box: %v", err)
+		}
+		if err := suspend(api.RoleCreator, broken); !errors.Is(err, broken) || e.box.Record.PausedAtEnd || e.box.Status != api.StatusIdle {
+			t.Errorf("a box that cannot be paused: %v", err)
+		}
+		time.Sleep(10 * time.Minute)
+		for range 2 {
+			if err := suspend(api.RoleCreator, nil); err != nil || !e.stored.PausedAtEnd || !e.stored.ExpiresAt.Equal(time.Now().Add(24*time.Hour)) {
+				t.Fatalf("%v, %+v", err, e.stored)
+			}
+		}
+		if time.Sleep(2 * time.Hour); e.isDeleted() {
+			t.Fatal("the time of a suspended box goes on")
+		}
+		e.box.Lock()
+		err := e.renew(t.Context(), e.box)
+		e.box.Status = api.StatusIdle
+		e.box.Unlock()
+		if err != nil || e.stored.PausedAtEnd || !e.stored.ExpiresAt.Equal(time.Now().Add(time.Hour)) {
+			t.Fatalf("%v, %+v", err, e.stored)
+		}
+		if time.Sleep(time.Hour + time.Second); !e.isDeleted() || len(e.paused) > 0 {
+			t.Error("a box that was suspended is not deleted at its end")
+		}
+		for _, c := range []struct {
+			ttl    time.Duration
+			status api.Status
+		}{{0, api.StatusIdle}, {time.Hour, api.StatusCreating}} {
+			e = newEnds(t, c.ttl)
+			e.box.Status = c.status
+			if err := suspend(api.RoleAdmin, nil); !errors.Is(err, api.ErrConflict) || e.stored.PausedAtEnd {
+				t.Errorf("%+v: %v", c, err)
+			}
+			e.box.Lock()
+			e.forget(e.box)
+			e.box.Unlock()
+		}
+	})
+}
+
 // TestNewEndOfABox: the new end of a box whose pause was set later is as far off as the end was then, or as the last one that was set.
 func TestNewEndOfABox(t *testing.T) {
 	t.Parallel()

@@ -29,7 +29,7 @@ import (
 func newBoxCommand(o *cli.Options) *cobra.Command {
 	cmd := cli.Group("box", "Create, list, use and remove boxes")
 	cmd.AddCommand(newBoxCreate(o), newBoxList(o), newBoxGet(o), newBoxExec(o), newBoxShell(o))
-	cmd.AddCommand(newBoxState(o, "pause", "Freeze boxes: they keep their memory and use no CPU"), newBoxState(o, "resume", "Resume paused boxes, and start boxes whose first process has ended"))
+	cmd.AddCommand(newBoxState(o, "pause", "Freeze boxes: they keep their memory and use no CPU"), newBoxState(o, "suspend", "Pause boxes as at their ends: their time stands still, and they stay paused until they are resumed"), newBoxState(o, "resume", "Resume paused boxes, and start boxes whose first process has ended"))
 	cmd.AddCommand(newBoxCopy(o), newBoxSnapshot(o), newBoxSelfTest(o), newBoxTraffic(o), newBoxHAR(o), newBoxRemove(o), newBoxAttach(o), newBoxReattach(o), newBoxDetach(o), newBoxToken(o), newBoxInstallCA(o), newBoxSource(o), newBoxLimits(o), newBoxLabel(o), newBoxNetwork(o), newBoxTTL(o), newBoxOnEnd(o), newBoxMetadata(o), newBoxSamples(o))
 	cmd.AddCommand(boxes.Commands(o, func(cmd *cobra.Command, label string) error { return listBoxes(cmd, o, label) })...)
 	return cmd
@@ -112,7 +112,7 @@ func newBoxGet(o *cli.Options) *cobra.Command {
 	}
 }
 
-// newBoxState is `gateway box pause` or `gateway box resume`.
+// newBoxState is `gateway box pause`, `suspend` or `resume`.
 func newBoxState(o *cli.Options, call, short string) *cobra.Command {
 	return &cobra.Command{
 		Use: call + " BOX...", Short: short, Args: cli.MinArgs(1),
