@@ -26,12 +26,7 @@ type box struct {
 	AutoResume    bool              `json:"auto_resume"`
 	PausedAtEnd   bool              `json:"paused_at_end"`
 	CreatedAt     int64             `json:"created_at"`
-	CPUNs         int64             `json:"total_cpu_ns"`
 	NetworkPolicy json.RawMessage   `json:"network_policy"`
-	Usage         struct {
-		Memory int64 `json:"memory_bytes"`
-		Disk   int64 `json:"disk_bytes"`
-	} `json:"usage"`
 }
 
 // baseTemplate is the name of the default image in E2B's dialect.

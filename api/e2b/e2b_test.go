@@ -396,6 +396,39 @@ func TestTemplates(t *testing.T) {
 	}
 }
 
+// Metrics are the samples of a box within the asked time.
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	const samples = `{"interval_seconds":5,"cpus":2,"memory_total_bytes":4096,"disk_total_bytes":9000,"samples":[
+		{"at":100.5,"cpu_percent":1.5,"memory_bytes":100,"memory_cache_bytes":40,"disk_bytes":7},{"at":105,"cpu_percent":2,"memory_bytes":200,"memory_cache_bytes":0,"disk_bytes":8}]}`
+	e, o := endpoints(t, map[string]string{"GET /v2/box/box1": oneBox, "GET /v2/box/box1/usage/samples": samples, "GET /v2/box": "[" + oneBox + "]"})
+	const first = `{"timestamp":"1970-01-01T00:01:40.5Z","timestampUnix":100,"cpuCount":2,"cpuUsedPct":1.5,"memUsed":60,"memTotal":4096,"memCache":40,"diskUsed":7,"diskTotal":9000}`
+	const second = `{"timestamp":"1970-01-01T00:01:45Z","timestampUnix":105,"cpuCount":2,"cpuUsedPct":2,"memUsed":200,"memTotal":4096,"memCache":0,"diskUsed":8,"diskTotal":9000}`
+	for query, want := range map[string]string{"": "[" + first + "," + second + "]", "?start=101": "[" + second + "]", "?end=104": "[" + first + "]", "?start=106&end=200": "[]"} {
+		_, text, _ := call(e, "GET", "/sandboxes/box1/metrics"+query, "")
+		sameJSON(t, text, want)
+	}
+	_, text, _ := call(e, "GET", "/sandboxes/metrics?sandbox_ids=box1,box2", "")
+	sameJSON(t, text, `{"sandboxes":{"box1":`+second+`}}`)
+	for _, query := range []string{"/box1/metrics?start=x", "/box1/metrics?start=2&end=1", "/metrics?ids=box1", "/metrics?sandbox_ids=" + strings.Repeat("x", 101)} {
+		if status, text, _ := call(e, "GET", "/sandboxes"+strings.Replace(query, strings.Repeat("x", 101), commas(101), 1), ""); status != 400 {
+			t.Errorf("%s: %d %s", query, status, text)
+		}
+	}
+	if len(o.calls) == 0 {
+		t.Error("there was no call")
+	}
+}
+
+// commas returns n IDs.
+func commas(n int) string {
+	var ids []string
+	for i := range n {
+		ids = append(ids, fmt.Sprint("box", i))
+	}
+	return strings.Join(ids, ",")
+}
+
 // A fork is a snapshot, boxes from it, and the end of the snapshot.
 func TestFork(t *testing.T) {
 	t.Parallel()

@@ -2,6 +2,7 @@ package e2b
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,16 +24,41 @@ type metricView struct {
 	DiskTotal     int64     `json:"diskTotal"`
 }
 
-// latest returns the present use of a box.
-func (e *Endpoints) latest(b box, now time.Time) metricView {
-	size := sizes[b.Size]
-	return metricView{
-		Timestamp: now.UTC().Truncate(time.Second), TimestampUnix: now.Unix(), CPUCount: size.cpus,
-		MemUsed: b.Usage.Memory, MemTotal: int64(size.memoryMB) << 20, DiskUsed: b.Usage.Disk, DiskTotal: e.Disks[b.Size],
-	}
+// usageSamples are the use of a box over time in boxgate's own API.
+type usageSamples struct {
+	Memory  int64 `json:"memory_total_bytes"`
+	Disk    int64 `json:"disk_total_bytes"`
+	Samples []struct {
+		At         float64 `json:"at"`
+		CPUPercent float64 `json:"cpu_percent"`
+		Memory     int64   `json:"memory_bytes"`
+		Cache      int64   `json:"memory_cache_bytes"`
+		Disk       int64   `json:"disk_bytes"`
+	} `json:"samples"`
 }
 
-// metrics shows the use of resources of a sandbox: its present use.
+// readMetrics returns the use of a box after a time in seconds, oldest first.
+func (e *Endpoints) readMetrics(r *http.Request, b box, since int64) ([]metricView, error) {
+	path := boxPath(b.ID, "usage", "samples")
+	if since > 0 {
+		path += "?since=" + strconv.FormatInt(since, 10)
+	}
+	var got usageSamples
+	if err := e.own(r, http.MethodGet, path, nil, &got); err != nil {
+		return nil, err
+	}
+	list, cpus := []metricView{}, sizes[b.Size].cpus
+	for _, s := range got.Samples {
+		at := time.UnixMilli(int64(s.At * 1000)).UTC()
+		list = append(list, metricView{
+			Timestamp: at, TimestampUnix: at.Unix(), CPUCount: cpus, CPUUsedPct: s.CPUPercent, MemUsed: s.Memory - s.Cache, MemCache: s.Cache, MemTotal: got.Memory,
+			DiskUsed: s.Disk, DiskTotal: got.Disk,
+		})
+	}
+	return list, nil
+}
+
+// metrics shows the use of resources of a sandbox, of the last hour at most.
 func (e *Endpoints) metrics(_ http.ResponseWriter, r *http.Request) (int, any, error) {
 	q, err := query(r, "start", "end")
 	if err != nil {
@@ -47,11 +73,9 @@ func (e *Endpoints) metrics(_ http.ResponseWriter, r *http.Request) (int, any, e
 	if err != nil {
 		return 0, nil, err
 	}
-	list := []metricView{}
-	if m := e.latest(b, time.Now()); m.TimestampUnix >= start && m.TimestampUnix <= end {
-		list = append(list, m)
-	}
-	return http.StatusOK, list, nil
+	list, err := e.readMetrics(r, b, start-1)
+	list = slices.DeleteFunc(list, func(m metricView) bool { return m.TimestampUnix < start || m.TimestampUnix > end })
+	return http.StatusOK, list, err
 }
 
 // secondsOf reads a time in seconds.
@@ -62,7 +86,10 @@ func secondsOf(text string, absent int64) (int64, error) {
 	return strconv.ParseInt(text, 10, 64)
 }
 
-// allMetrics shows the present use of several sandboxes. Those that the key does not see are left out.
+// maxMetrics is the number of sandboxes whose use one call shows.
+const maxMetrics = 100
+
+// allMetrics shows the latest use of several sandboxes. Those that the key does not see are left out.
 func (e *Endpoints) allMetrics(_ http.ResponseWriter, r *http.Request) (int, any, error) {
 	q, err := query(r, "sandbox_ids")
 	if err != nil {
@@ -72,14 +99,25 @@ func (e *Endpoints) allMetrics(_ http.ResponseWriter, r *http.Request) (int, any
 	for id := range strings.SplitSeq(q.Get("sandbox_ids"), ",") {
 		asked[id] = true
 	}
+	if len(asked) > maxMetrics {
+		return 0, nil, problem.Refuse(http.StatusBadRequest, "sandbox_ids has more than %d sandboxes", maxMetrics)
+	}
 	var all []box
 	if err := e.own(r, http.MethodGet, "/v2/box", nil, &all); err != nil {
 		return 0, nil, err
 	}
-	now, views := time.Now(), map[string]metricView{}
+	views := map[string]metricView{}
 	for _, b := range all {
-		if asked[b.ID] {
-			views[b.ID] = e.latest(b, now)
+		if !asked[b.ID] || b.state() == "" {
+			continue
+		}
+		list, err := e.readMetrics(r, b, time.Now().Add(-time.Minute).Unix())
+		switch {
+		case hasStatus(err, http.StatusNotFound) || hasStatus(err, http.StatusConflict): // deleted meanwhile, or attached
+		case err != nil:
+			return 0, nil, err
+		case len(list) > 0:
+			views[b.ID] = list[len(list)-1]
 		}
 	}
 	return http.StatusOK, map[string]any{"sandboxes": views}, nil
