@@ -153,9 +153,6 @@ func (b ModelBudget) Ratio() float64 {
 	return most
 }
 
-// BoxUser is the user of commands in a box that name no other.
-const BoxUser = "boxuser"
-
 // MaxTTL is the maximum time from now to the end of a box.
 const MaxTTL = 3 * 24 * time.Hour
 
@@ -330,7 +327,6 @@ type ExecRequest struct {
 // ExecResult is the outcome of a command.
 type ExecResult struct {
 	ExitCode int
-	Signal   string        // the signal that killed it, without the prefix SIG, if the kernel has reported one
 	CPU      time.Duration // CPU time it used; 0 if not known
 	// OutOfMemory is set if the command was killed because the box ran out of memory.
 	OutOfMemory bool
@@ -459,7 +455,7 @@ type Ports struct {
 	SharedAt     time.Time
 }
 
-// TokenFingerprint returns the fingerprint of a token for ports: eight hexadecimal digits, different for nearly all tokens, and not enough to find one.
+// TokenFingerprint returns the fingerprint of a token for ports: eight hexadecimal digits that distinguish tokens without revealing them.
 func TokenFingerprint(token string) string {
 	sum := sha256.Sum256([]byte("boxgate token fingerprint\x00" + token))
 	return hex.EncodeToString(sum[:4])
