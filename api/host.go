@@ -455,7 +455,7 @@ type Ports struct {
 	SharedAt     time.Time
 }
 
-// TokenFingerprint returns the fingerprint of a token for ports: eight hexadecimal digits that distinguish tokens without revealing them.
+// TokenFingerprint returns the fingerprint of a token for ports: eight hexadecimal digits, different for nearly all tokens, and not enough to find one.
 func TokenFingerprint(token string) string {
 	sum := sha256.Sum256([]byte("boxgate token fingerprint\x00" + token))
 	return hex.EncodeToString(sum[:4])
