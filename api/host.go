@@ -951,6 +951,9 @@ var (
 	ErrUnavailable  = errors.New("not available at the moment")                          // 503
 )
 
+// ErrNotStarted is the [ErrUnavailable] of a command that cannot be started, such as a program that does not exist.
+var ErrNotStarted = fmt.Errorf("the command cannot be started: %w", ErrUnavailable)
+
 // Error is an error with a message for the caller of the API. Kind is one of the Err values of this package.
 type Error struct {
 	Kind    error

@@ -111,13 +111,22 @@ var errKeyEnded = problem.Refuse(http.StatusUnauthorized, "the API key stopped w
 // WhileKeyWorks returns the request with a context that ends when its key is no longer valid or belongs to another
 // caller, so that streams do not outlive a revoked key. The caller must call end after the request.
 func (g *Guard) WhileKeyWorks(r *http.Request) (_ *http.Request, end func()) {
-	ctx, cancel := context.WithCancelCause(r.Context())
+	ctx, end := While(r.Context(), func() bool {
+		caller, ok := g.callerOf(r)
+		return ok && caller == api.CallerOf(r.Context())
+	})
+	return r.WithContext(ctx), end
+}
+
+// While returns a context that ends when valid, which it calls each second, returns false. The caller must call end.
+func While(ctx context.Context, valid func() bool) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
 	var mu sync.Mutex
 	var timer *time.Timer
 	mu.Lock()
 	defer mu.Unlock()
 	timer = time.AfterFunc(keyRecheck, func() {
-		if caller, ok := g.callerOf(r); !ok || caller != api.CallerOf(r.Context()) {
+		if !valid() {
 			cancel(errKeyEnded)
 			return
 		}
@@ -127,7 +136,7 @@ func (g *Guard) WhileKeyWorks(r *http.Request) (_ *http.Request, end func()) {
 			timer.Reset(keyRecheck)
 		}
 	})
-	return r.WithContext(ctx), func() {
+	return ctx, func() {
 		cancel(nil)
 		mu.Lock()
 		defer mu.Unlock()

@@ -168,6 +168,12 @@ var grants = map[string]grant{
 	"cancelRun":     own | changes,
 	"listLogs":      own,
 	"openSession":   own | changes | runs,
+	"listProcesses": own,
+	"startProcess":  own | changes | runs,
+	"readProcess":   own,
+	"writeProcess":  own | changes,
+	"signalProcess": own | changes,
+	"resizeProcess": own | changes,
 	"runAgent":      own | changes | runs,
 	"streamAgent":   own | changes | runs,
 

@@ -934,7 +934,7 @@ func (h *Host) StartSession(_ context.Context, id policy.BoxID, req api.SessionR
 		return nil, err
 	}
 	if err := s.cmd.Start(); err != nil {
-		return nil, api.Errorf(api.ErrUnavailable, "%s cannot be started", req.Command[0])
+		return nil, api.Errorf(api.ErrNotStarted, "%s cannot be started", req.Command[0])
 	}
 	go func() {
 		_, _ = io.Copy(in, stdin)

@@ -65,15 +65,23 @@ func (a *API) Perform(ctx context.Context, u Use, work func(context.Context) (fo
 	entry.Kind, entry.Box = trail.Call, u.Box
 	call, err := a.Trail.Append(entry)
 	if err != nil {
-		return api.Errorf(api.ErrUnavailable, "nothing was done, because the audit trail cannot be written: see the gateway's log")
+		return errNoTrail
 	}
 	what, err := work(ctx)
-	status := http.StatusOK
-	if err != nil {
-		status, _ = problem.StatusOf(err)
-	}
-	a.recordUsed(entry, call, status, what)
+	a.recordUsed(entry, call, statusOf(err), what)
 	return err
+}
+
+// errNoTrail refuses work that cannot be recorded.
+var errNoTrail = api.Errorf(api.ErrUnavailable, "nothing was done, because the audit trail cannot be written: see the gateway's log")
+
+// statusOf returns the status of a result for the audit trail.
+func statusOf(err error) int {
+	if err == nil {
+		return http.StatusOK
+	}
+	status, _ := problem.StatusOf(err)
+	return status
 }
 
 // enterUse checks the permissions of a caller and charges its quotas until leave is called.

@@ -35,6 +35,7 @@ import (
 	"boxgate/api/lifecycle"
 	"boxgate/api/openapi"
 	"boxgate/api/problem"
+	"boxgate/api/process"
 	"boxgate/api/report"
 	"boxgate/api/rest"
 	"boxgate/api/rules"
@@ -91,6 +92,9 @@ type Config struct {
 	History *history.History
 	// FindKey returns the caller that a valid key belongs to. It must take the same time for every invalid key.
 	FindKey access.Finder
+	// StillValid reports whether the API key of a caller is valid now and still has the role of the caller. It is called each second for
+	// each process that the key has started. nil: all keys are, for tests.
+	StillValid func(api.Caller) bool
 	// Peer returns the user of a request over the Unix socket. nil: users are not told apart, and all need a key.
 	Peer access.PeerFinder
 	// Trail receives changes and refusals. nil: no audit trail, for tests.
@@ -142,6 +146,7 @@ type API struct {
 	stopping chan struct{}   // closed by stop, which ends streams
 	stop     func()
 	sessions *session.Endpoints
+	running  *process.Service
 	refusals refusals
 	dialect  *dialect // of E2B; nil: it is off
 }
@@ -191,6 +196,7 @@ func New(cfg Config) (_ *API, err error) {
 	a.answers.Broken = a.logBroken
 	a.stop = sync.OnceFunc(func() { close(a.stopping) })
 	a.sessions = session.New(cfg.Boxes, cfg.Sessions, cfg.History, a.bodies())
+	a.running = process.New(process.Config{Sessions: a.sessions, Valid: a.keyValid})
 	a.addRoutes()
 	a.dialect, err = newDialect(a)
 	return a, err
@@ -340,6 +346,7 @@ func (a *API) packages() []endpoints {
 		{"commands", "Commands in boxes", &exec.Endpoints{Boxes: a.Boxes, Host: a.Commands, Events: a.Decisions, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
 		{"agents", "Agents of boxes", &harness.Endpoints{Boxes: a.Boxes, Runner: harness.Runner{Commands: a.Commands, Settings: a.Settings, History: past}, Webhooks: a.Webhooks, Bodies: a.runBodies()}},
 		{"sessions", "Interactive commands", a.sessions},
+		{"processes", "Commands that several calls share", &process.Endpoints{Boxes: a.Boxes, Processes: a.running, Bodies: bodies}},
 		{"files", "Files of boxes", &files.Endpoints{Boxes: a.Boxes, Host: a.Files, Bodies: bodies, MaxRead: a.MaxRead, Output: output, Watcher: a.Watcher, Stopping: a.stopping}},
 		{"git", "Git in boxes", &git.Endpoints{Boxes: a.Boxes, Host: a.Git, Commands: a.Commands, Rules: a.Rules, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
 		{"rules", "Network policies and header rules", &rules.Endpoints{Boxes: a.Boxes, Host: a.Rules, History: past, Bodies: bodies, HasSecret: a.HasSecret}},

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"io"
+	"time"
 
 	"boxgate/api"
 	"boxgate/api/history"
@@ -12,7 +13,8 @@ import (
 // Direct is a command whose streams this process moves, for a client of another protocol than this API's.
 type Direct struct {
 	Request api.SessionRequest
-	Prompt  string // for the history of the box
+	Prompt  string        // for the history of the box
+	Timeout time.Duration // after which the command is killed; 0: never
 	In      io.Reader
 	Out     io.Writer
 	Err     io.Writer // not used with a terminal
@@ -28,7 +30,7 @@ func (e *Endpoints) Run(ctx context.Context, box policy.BoxID, d Direct) (api.Ex
 		return api.ExecResult{}, err
 	}
 	defer leave()
-	job := history.Job{Type: history.Shell, User: d.Request.User, Prompt: d.Prompt}
+	job := history.Job{Type: history.Shell, User: d.Request.User, Prompt: d.Prompt, Timeout: d.Timeout}
 	_, res, err := e.history.Do(ctx, box, job, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
 		out, stderr := e.recordOutput(run, d.Out.Write), e.recordOutput(run, d.Err.Write)
 		proc, err := e.host.StartSession(ctx, box, d.Request, d.In, out, stderr)

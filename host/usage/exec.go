@@ -96,7 +96,7 @@ func (u *Service) StartSession(ctx context.Context, id policy.BoxID, req api.Ses
 	})
 	switch start := (*launcher.StartError)(nil); {
 	case errors.As(err, &start):
-		return nil, api.Errorf(api.ErrUnavailable, "%v", start)
+		return nil, api.Errorf(api.ErrNotStarted, "%v", start)
 	case err != nil && ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case err != nil:
