@@ -27,7 +27,8 @@ type Sessions interface {
 // Config configures [New]. All fields are required.
 type Config struct {
 	Sessions Sessions
-	// Valid reports whether an API key may still use a box. It is called each second for every running process.
+	// Valid reports whether an API key may still use a box. It is called each second for every key that has
+	// processes running in a box.
 	Valid func(ctx context.Context, key api.Caller, box policy.BoxID) bool
 }
 
@@ -35,8 +36,9 @@ type Config struct {
 type Service struct {
 	cfg Config
 
-	mu    sync.Mutex
-	boxes map[policy.BoxID]*table
+	mu       sync.Mutex
+	boxes    map[policy.BoxID]*table
+	watching bool // watch runs, as long as there are processes
 }
 
 // table is the processes of one box.
@@ -151,7 +153,6 @@ func (s *Service) run(ctx context.Context, p *Process, started chan struct{}) {
 		Started: func(proc api.Session, run string) {
 			p.proc, p.pid, p.run = proc, proc.Pid(), run
 			s.add(p)
-			go s.watch(ctx, p)
 			close(started)
 		},
 	})
@@ -171,21 +172,40 @@ func (s *Service) run(ctx context.Context, p *Process, started chan struct{}) {
 	p.kill(nil)
 }
 
-// validTime is the interval of the checks whether the key of a process may still use its box.
+// validTime is the interval of the checks whether the keys of processes may still use their boxes.
 const validTime = time.Second
 
-// watch kills a process when its key may no longer use its box.
-func (s *Service) watch(ctx context.Context, p *Process) {
+// use is the use of a box by an API key.
+type use struct {
+	key api.Caller
+	box policy.BoxID
+}
+
+// watch kills the processes of keys that may no longer use their boxes, until no process runs.
+func (s *Service) watch(ctx context.Context) {
 	tick := time.NewTicker(validTime)
 	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
+	for range tick.C {
+		uses := map[use][]*Process{}
+		s.mu.Lock()
+		for box, t := range s.boxes {
+			for _, p := range t.running {
+				u := use{p.starter, box}
+				uses[u] = append(uses[u], p)
+			}
 		}
-		if !s.cfg.Valid(ctx, p.starter, p.box) {
-			p.kill(ErrKeyEnded)
+		if s.watching = len(uses) > 0; !s.watching {
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Unlock()
+		for u, list := range uses {
+			if s.cfg.Valid(ctx, u.key, u.box) {
+				continue
+			}
+			for _, p := range list {
+				p.kill(ErrKeyEnded)
+			}
 		}
 	}
 }
@@ -199,6 +219,10 @@ func (s *Service) add(p *Process) {
 		s.boxes[p.box] = t
 	}
 	t.running = append(t.running, p)
+	if !s.watching {
+		s.watching = true
+		go s.watch(context.Background())
+	}
 	// An earlier process with the same ID or tag must not be taken for it.
 	t.ended = slices.DeleteFunc(t.ended, func(e *Process) bool { return e.pid == p.pid || p.tag != "" && e.tag == p.tag })
 }

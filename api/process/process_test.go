@@ -116,6 +116,7 @@ func all(t *testing.T, out *Output) string {
 func TestProcess(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(2 * validTime) // until the checks of keys have ended
 		s := service(echo)
 		ctx, end := context.WithCancel(t.Context())
 		p, first, err := s.Start(ctx, "b", Request{SessionRequest: api.SessionRequest{Command: []string{"cat"}}, Tag: "mine", Input: true})
@@ -172,6 +173,7 @@ func TestProcess(t *testing.T) {
 func TestEndOfProcesses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(2 * validTime) // until the checks of keys have ended
 		var revoked atomic.Bool
 		s := service(until)
 		s.cfg.Valid = func(context.Context, api.Caller, policy.BoxID) bool { return !revoked.Load() }
@@ -223,6 +225,7 @@ func TestEndOfProcesses(t *testing.T) {
 func TestInput(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(2 * validTime) // until the checks of keys have ended
 		read := make(chan struct{})
 		s := service(func(ctx context.Context, c *command) int {
 			<-read
@@ -262,6 +265,7 @@ func TestInput(t *testing.T) {
 func TestAttackSlowReader(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(2 * validTime) // until the checks of keys have ended
 		var written atomic.Int64
 		flood := func(ctx context.Context, c *command) int {
 			for range 1000 {
@@ -315,6 +319,7 @@ func TestAttackSlowReader(t *testing.T) {
 func TestAttackEndedProcesses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(2 * validTime) // until the checks of keys have ended
 		s := service(func(context.Context, *command) int { return 0 })
 		for range 3 * maxEnded {
 			p, out := start(t, s, Request{})

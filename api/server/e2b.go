@@ -7,6 +7,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/e2b"
+	"boxgate/api/e2b/envd"
 	"boxgate/api/e2b/token"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
@@ -49,6 +50,14 @@ func newDialect(a *API) (*dialect, error) {
 	d.control = e2b.New(e2b.Config{
 		Own: http.HandlerFunc(d.own), Maker: a.E2B.Maker, Domain: a.E2B.Domain, Images: a.E2B.Images, Disks: a.E2B.Disks, PublicTraffic: a.E2B.PublicTraffic, Bodies: a.bodies(), Log: a.Log,
 	})
+	sandboxes, err := envd.New(envd.Config{
+		Gate: gate{a}, Tokens: d.tokens, Boxes: a.Boxes, Processes: a.running, Files: a.Files, Watcher: a.Watcher, Bodies: a.bodies(), Log: a.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	var h http.Handler = sandboxes
+	d.sandboxes.Store(&h)
 	return d, nil
 }
 

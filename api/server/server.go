@@ -112,6 +112,8 @@ type Config struct {
 	Meters llm.Meters
 	// Watcher reports changes of files. nil: they are not watched.
 	Watcher files.Watcher
+	// Watcher reports changes of files. nil: they are not watched.
+	Watcher files.Watcher
 	// E2B serves the dialect of E2B's SDK as well. nil: it is off.
 	E2B *E2B
 	// Log receives one line per failure of the gateway. nil: no log.

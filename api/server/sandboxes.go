@@ -1,0 +1,71 @@
+package server
+
+import (
+	"context"
+	"net/http"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/api/access"
+	"boxgate/api/e2b/envd"
+	"boxgate/audit/trail"
+	"boxgate/policy"
+)
+
+// keyValid reports whether an API key may still use a box.
+func (a *API) keyValid(ctx context.Context, key api.Caller, box policy.BoxID) bool {
+	return (a.StillValid == nil || a.StillValid(key)) && a.MayUse(ctx, key, box)
+}
+
+// gate admits calls with the credential of one box, each as the endpoint of the API that does the same. It implements [envd.Gate].
+type gate struct{ api *API }
+
+// Begin implements [envd.Gate].
+func (g gate) Begin(r *http.Request, c envd.Call) (_ *http.Request, end func(error), err error) {
+	a := g.api
+	r = r.WithContext(api.WithCaller(r.Context(), c.Caller))
+	r, leave, err := a.openScope(r, c.Caller.Holder())
+	if err != nil {
+		a.recordRefusal(r, c.Name, err)
+		return nil, nil, err
+	}
+	r.SetPathValue("id", string(c.Box))
+	if err = access.Permit(r, c.Route, a.Boxes, a.Snapshots); err == nil {
+		err = chargeCommand(r, c.Route)
+	}
+	if err != nil {
+		leave()
+		a.recordRefusal(r, c.Name, err)
+		return nil, nil, err
+	}
+	entry := a.entryOf(r, c.Name)
+	record := func(error) {}
+	if access.Changes(c.Route) {
+		ctx := api.WithCall(r.Context(), api.Call{Remote: entry.Remote, Route: entry.Route})
+		if record, err = a.recordCall(entry, c.Box); err != nil {
+			leave()
+			return nil, nil, err
+		}
+		r = r.WithContext(ctx)
+	}
+	ctx, stop := access.While(r.Context(), c.Valid)
+	return r.WithContext(ctx), func(err error) { stop(); record(err); leave() }, nil
+}
+
+// recordCall writes a call to the audit trail before it is executed. The returned function writes its result.
+func (a *API) recordCall(entry trail.Entry, box policy.BoxID) (end func(error), err error) {
+	if a.Trail == nil {
+		return func(error) {}, nil
+	}
+	entry.Kind, entry.Box = trail.Call, box
+	call, err := a.Trail.Append(entry)
+	if err != nil {
+		a.Log.Error("the audit trail cannot be written", zap.Error(err))
+		return nil, errNoTrail
+	}
+	return func(err error) { a.recordUsed(entry, call, statusOf(err), nil) }, nil
+}
+
+// Refused implements [envd.Gate].
+func (g gate) Refused(r *http.Request, name string, err error) { g.api.recordRefusal(r, name, err) }
