@@ -50,7 +50,7 @@ type View struct {
 	Tag      string   `json:"tag,omitempty"`
 	Command  []string `json:"command" doc:"program and arguments"`
 	Folder   string   `json:"folder" doc:"working directory" example:"/workspace/home"`
-	User     string   `json:"user,omitempty" doc:"absent: boxuser"`
+	User     string   `json:"user,omitempty" doc:"absent: the box's ordinary user"`
 	Terminal bool     `json:"terminal,omitempty" doc:"it has a terminal"`
 	Input    bool     `json:"input,omitempty" doc:"it takes input"`
 	Begun    string   `json:"started_at" format:"date-time"`
@@ -87,9 +87,9 @@ func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 // startBody is a process to start.
 type startBody struct {
 	Command  []string          `json:"command" doc:"program and arguments; executed without a shell" min:"1" example:"[\"python3\",\"-i\"]"`
-	Folder   string            `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
+	Folder   string            `json:"folder,omitempty" doc:"working directory, absolute or below the home directory"`
 	Timeout  *int64            `json:"timeout,omitempty" doc:"milliseconds after which the process is killed; absent: never" min:"1" max:"604800000" example:"30000"`
-	User     string            `json:"user,omitempty" doc:"boxuser (the default), root, or the IDs UID or UID:GID of the box" example:"root"`
+	User     string            `json:"user,omitempty" doc:"the box's ordinary user (the default), by its name or as boxuser; root; or the IDs UID or UID:GID of the box" example:"root"`
 	Env      map[string]string `json:"env,omitempty" doc:"variables besides those of the box; never returned" example:"{\"CI\":\"1\"}"`
 	Tag      string            `json:"tag,omitempty" doc:"a name, of at most 256 bytes; need not be unique" example:"repl"`
 	Input    bool              `json:"input,omitempty" doc:"the process takes input; absent: its input is empty. One with a terminal always takes input"`
@@ -117,13 +117,13 @@ func (s *sizeBody) size(p *problem.List, at string) api.TerminalSize {
 // maxTimeout is the maximum timeout in milliseconds: a week.
 const maxTimeout = 7 * 24 * 3600 * 1000
 
-func (b *startBody) request() (Request, error) {
+func (b *startBody) request(box api.Box) (Request, error) {
 	var p problem.List
 	req := Request{Tag: b.Tag, Input: b.Input || b.Terminal != nil, Prompt: strings.Join(b.Command, " ")}
 	spec.Command(&p, "/command", b.Command)
 	spec.Environment(&p, "/env", b.Env)
 	req.Command, req.Env = b.Command, b.Env
-	req.Dir, req.User = spec.Folder(&p, "/folder", b.Folder), spec.User(&p, "/user", b.User)
+	req.Dir, req.User = spec.Folder(&p, "/folder", box.HomeDir(), b.Folder), spec.User(&p, "/user", box.UserName(), b.User)
 	if b.Timeout != nil {
 		if *b.Timeout < 1 || *b.Timeout > maxTimeout {
 			p.Add("/timeout", "must be between 1 and %d milliseconds", maxTimeout)
@@ -146,7 +146,7 @@ func (e *Endpoints) start(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
-	req, err := body.request()
+	req, err := body.request(box)
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -284,9 +284,9 @@ func writeJSON(w http.ResponseWriter, body any) error {
 }
 
 // userOf returns the user of boxgate's own API for a name of E2B's.
-func userOf(name string) (user string, err error) {
+func userOf(box api.Box, name string) (user string, err error) {
 	switch name {
-	case "", "user", "boxuser":
+	case "", "user", api.OrdinaryUser, box.UserName():
 		return "", nil
 	case "root":
 		return "root", nil
@@ -295,17 +295,17 @@ func userOf(name string) (user string, err error) {
 }
 
 // basicUser returns the user that a request names as that of Basic authorization.
-func basicUser(r *http.Request) (string, error) {
+func basicUser(r *http.Request, box api.Box) (string, error) {
 	name, _, _ := r.BasicAuth()
-	return userOf(name)
+	return userOf(box, name)
 }
 
 // homeOf returns the home directory of a user of a box.
-func homeOf(_ api.Box, user string) string {
+func homeOf(box api.Box, user string) string {
 	if user == "root" {
 		return "/root"
 	}
-	return api.Workspace
+	return box.HomeDir()
 }
 
 // resolve returns the absolute path of a file: relative ones and ~ are below the home directory of the user.

@@ -44,7 +44,7 @@ type transfer struct {
 func transferOf(r *http.Request, box api.Box) (t transfer, err error) {
 	query := r.URL.Query()
 	t.box = box
-	if t.user, err = userOf(query.Get("username")); err == nil && t.user != "" {
+	if t.user, err = userOf(box, query.Get("username")); err == nil && t.user != "" {
 		err = errRootFiles
 	}
 	if err == nil && (query.Has("path") || r.Method == http.MethodGet) {

@@ -47,7 +47,7 @@ func (e *Endpoints) serveRPC(w http.ResponseWriter, r *http.Request, box api.Box
 		return err
 	}
 	c := &call{endpoints: e, box: box, header: r.Header, valid: valid}
-	if c.user, err = basicUser(r); err == nil {
+	if c.user, err = basicUser(r, box); err == nil {
 		err = e.claim(r)
 	}
 	if err != nil {
