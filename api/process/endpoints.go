@@ -30,17 +30,17 @@ type Endpoints struct {
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
-		{Method: "GET", Path: "/v2/box/{id}/processes", ID: "listProcesses", Summary: "The running processes that were started as such, oldest first", Response: reflect.TypeFor[listView](), Handle: e.list},
+		{Method: "GET", Path: "/v2/box/{id}/processes", ID: "listProcesses", Summary: "The running processes that were started as such, oldest first", Response: reflect.TypeFor[processesView](), Handle: e.list},
 		{Method: "POST", Path: "/v2/box/{id}/processes", ID: "startProcess", Summary: "Start a process that other calls can read, feed and end", Status: 201,
-			Request: reflect.TypeFor[startBody](), Example: `{"command":["python3","-i"],"input":true,"tag":"repl"}`, Response: reflect.TypeFor[View](), Handle: e.start},
+			Request: reflect.TypeFor[processBody](), Example: `{"command":["python3","-i"],"input":true,"tag":"repl"}`, Response: reflect.TypeFor[View](), Handle: e.start},
 		{Method: "GET", Path: "/v2/box/{id}/processes/{pid}/output", ID: "readProcess", Summary: "Stream the output of a process from now on, then its exit, in the frames of exec-stream",
 			Produces: []string{stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[stream.Frame]()}, Handle: e.read},
 		{Method: "POST", Path: "/v2/box/{id}/processes/{pid}/input", ID: "writeProcess", Summary: "Write the input of a process; waits until the process has read all but the last 64 KiB",
-			Request: reflect.TypeFor[inputBody](), Example: `{"data":"cHJpbnQoMSkK"}`, Response: reflect.TypeFor[rest.OK](), Handle: e.write},
+			Request: reflect.TypeFor[processInputBody](), Example: `{"data":"cHJpbnQoMSkK"}`, Response: reflect.TypeFor[rest.OK](), Handle: e.write},
 		{Method: "POST", Path: "/v2/box/{id}/processes/{pid}/signal", ID: "signalProcess", Summary: "Send a signal to a process and its descendants",
-			Request: reflect.TypeFor[signalBody](), Example: `{"signal":"TERM"}`, Response: reflect.TypeFor[rest.OK](), Handle: e.signal},
+			Request: reflect.TypeFor[processSignalBody](), Example: `{"signal":"TERM"}`, Response: reflect.TypeFor[rest.OK](), Handle: e.signal},
 		{Method: "POST", Path: "/v2/box/{id}/processes/{pid}/resize", ID: "resizeProcess", Summary: "Set the size of the terminal of a process",
-			Request: reflect.TypeFor[sizeBody](), Example: `{"rows":40,"cols":120}`, Response: reflect.TypeFor[rest.OK](), Handle: e.resize},
+			Request: reflect.TypeFor[terminalBody](), Example: `{"rows":40,"cols":120}`, Response: reflect.TypeFor[rest.OK](), Handle: e.resize},
 	}
 }
 
@@ -58,7 +58,10 @@ type View struct {
 	RunID    string   `json:"run_id" doc:"its run in the history of the box"`
 }
 
-type listView struct {
+// SchemaName names the type in the description of the API.
+func (View) SchemaName() string { return "processView" }
+
+type processesView struct {
 	Processes []View `json:"processes"`
 }
 
@@ -75,7 +78,7 @@ func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	view := listView{Processes: []View{}}
+	view := processesView{Processes: []View{}}
 	for _, p := range e.Processes.List(box.ID) {
 		if v := viewOf(p); len(v.Command) > 0 { // otherwise it has just ended
 			view.Processes = append(view.Processes, v)
@@ -84,8 +87,8 @@ func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	return rest.Reply{Body: view}, nil
 }
 
-// startBody is a process to start.
-type startBody struct {
+// processBody is a process to start.
+type processBody struct {
 	Command  []string          `json:"command" doc:"program and arguments; executed without a shell" min:"1" example:"[\"python3\",\"-i\"]"`
 	Folder   string            `json:"folder,omitempty" doc:"working directory, absolute or below the home directory"`
 	Timeout  *int64            `json:"timeout,omitempty" doc:"milliseconds after which the process is killed; absent: never" min:"1" max:"604800000" example:"30000"`
@@ -93,11 +96,11 @@ type startBody struct {
 	Env      map[string]string `json:"env,omitempty" doc:"variables besides those of the box; never returned" example:"{\"CI\":\"1\"}"`
 	Tag      string            `json:"tag,omitempty" doc:"a name, of at most 256 bytes; need not be unique" example:"repl"`
 	Input    bool              `json:"input,omitempty" doc:"the process takes input; absent: its input is empty. One with a terminal always takes input"`
-	Terminal *sizeBody         `json:"terminal,omitempty" doc:"give the process a terminal of this size"`
+	Terminal *terminalBody         `json:"terminal,omitempty" doc:"give the process a terminal of this size"`
 }
 
-// sizeBody is the size of a terminal.
-type sizeBody struct {
+// terminalBody is the size of a terminal.
+type terminalBody struct {
 	Rows int64 `json:"rows" min:"1" max:"4096" example:"24"`
 	Cols int64 `json:"cols" min:"1" max:"4096" example:"80"`
 }
@@ -105,7 +108,7 @@ type sizeBody struct {
 // maxDimension bounds the size of a terminal, because programs allocate memory in proportion to it.
 const maxDimension = 4096
 
-func (s *sizeBody) size(p *problem.List, at string) api.TerminalSize {
+func (s *terminalBody) size(p *problem.List, at string) api.TerminalSize {
 	for name, n := range map[string]int64{"/rows": s.Rows, "/cols": s.Cols} {
 		if n < 1 || n > maxDimension {
 			p.Add(at+name, "must be between 1 and %d", maxDimension)
@@ -117,7 +120,7 @@ func (s *sizeBody) size(p *problem.List, at string) api.TerminalSize {
 // maxTimeout is the maximum timeout in milliseconds: a week.
 const maxTimeout = 7 * 24 * 3600 * 1000
 
-func (b *startBody) request(box api.Box) (Request, error) {
+func (b *processBody) request(box api.Box) (Request, error) {
 	var p problem.List
 	req := Request{Tag: b.Tag, Input: b.Input || b.Terminal != nil, Prompt: strings.Join(b.Command, " ")}
 	spec.Command(&p, "/command", b.Command)
@@ -142,7 +145,7 @@ func (e *Endpoints) start(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	var body startBody
+	var body processBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
@@ -225,8 +228,8 @@ func writeFrame(w *rest.Paced, frame stream.Frame) error {
 	return w.Flush()
 }
 
-// inputBody is input of a process.
-type inputBody struct {
+// processInputBody is input of a process.
+type processInputBody struct {
 	Data string `json:"data,omitempty" doc:"base64" format:"byte" example:"cHJpbnQoMSkK"`
 	End  bool   `json:"end,omitempty" doc:"close the input after data; not for a terminal, which ends its input at byte 4"`
 }
@@ -236,7 +239,7 @@ func (e *Endpoints) write(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	var body inputBody
+	var body processInputBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
@@ -256,7 +259,7 @@ func (e *Endpoints) write(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	return rest.Done(), err
 }
 
-type signalBody struct {
+type processSignalBody struct {
 	Signal string `json:"signal" enum:"TERM KILL INT HUP TSTP QUIT USR1 USR2"`
 }
 
@@ -265,7 +268,7 @@ func (e *Endpoints) signal(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	var body signalBody
+	var body processSignalBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
@@ -280,7 +283,7 @@ func (e *Endpoints) resize(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	var body sizeBody
+	var body terminalBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}

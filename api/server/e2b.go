@@ -3,7 +3,6 @@ package server
 import (
 	"errors"
 	"net/http"
-	"sync/atomic"
 
 	"boxgate/api"
 	"boxgate/api/e2b"
@@ -14,7 +13,7 @@ import (
 )
 
 // E2B configures the dialect of E2B's SDK: its control API, whose calls are made of calls of this API, and the API that its sandboxes
-// serve, to whose requests [API.SetSandboxes] gives a handler.
+// serve.
 type E2B struct {
 	// Maker makes the access tokens of boxes.
 	Maker *token.Maker
@@ -35,7 +34,7 @@ type dialect struct {
 	api       *API
 	control   *e2b.Endpoints
 	tokens    *token.Checker
-	sandboxes atomic.Pointer[http.Handler]
+	sandboxes *envd.Endpoints
 }
 
 // newDialect returns the dialect of an API; nil if it is off.
@@ -50,15 +49,11 @@ func newDialect(a *API) (*dialect, error) {
 	d.control = e2b.New(e2b.Config{
 		Own: http.HandlerFunc(d.own), Maker: a.E2B.Maker, Domain: a.E2B.Domain, Images: a.E2B.Images, Disks: a.E2B.Disks, PublicTraffic: a.E2B.PublicTraffic, Bodies: a.bodies(), Log: a.Log,
 	})
-	sandboxes, err := envd.New(envd.Config{
+	var err error
+	d.sandboxes, err = envd.New(envd.Config{
 		Gate: gate{a}, Tokens: d.tokens, Boxes: a.Boxes, Processes: a.running, Files: a.Files, Watcher: a.Watcher, Bodies: a.bodies(), Log: a.Log,
 	})
-	if err != nil {
-		return nil, err
-	}
-	var h http.Handler = sandboxes
-	d.sandboxes.Store(&h)
-	return d, nil
+	return d, err
 }
 
 // own serves a call of this API that a call of the dialect consists of. The call of the dialect has been admitted, so only the
@@ -76,9 +71,9 @@ func (d *dialect) serves(r *http.Request) bool {
 	return d != nil && (e2b.IsControl(r.URL.Path) || d.forSandbox(r))
 }
 
-// forSandbox reports whether a request is for the API that a sandbox serves.
+// forSandbox reports whether a request is for the API that a sandbox serves. A signed URL lacks the header with its box, and is refused.
 func (d *dialect) forSandbox(r *http.Request) bool {
-	return r.Header.Get(e2b.SandboxHeader) != "" && e2b.IsSandbox(r.URL.Path)
+	return e2b.IsSandbox(r.URL.Path) && (r.Header.Get(e2b.SandboxHeader) != "" || r.URL.Query().Has("signature"))
 }
 
 // serve serves a request of the dialect.
@@ -88,11 +83,7 @@ func (d *dialect) serve(w *rest.Writer, r *http.Request) {
 			d.control.Fail(w, r, err)
 			return
 		}
-		if h := d.sandboxes.Load(); h != nil {
-			(*h).ServeHTTP(w, r)
-			return
-		}
-		d.control.Fail(w, r, api.Errorf(api.ErrUnavailable, "the gateway is starting; try again"))
+		d.sandboxes.ServeHTTP(w, r)
 		return
 	}
 	r = e2b.WithKey(r)
@@ -112,13 +103,6 @@ func (d *dialect) serve(w *rest.Writer, r *http.Request) {
 
 // errE2BKey refuses a request without a valid key, with the name that its clients know the key by.
 var errE2BKey = problem.Refuse(http.StatusUnauthorized, "E2B_API_KEY is not a valid API key of this gateway; make one with `gateway api-key create`")
-
-// SetSandboxes sets the handler for requests to the API that a sandbox of E2B serves. It checks their credentials itself.
-func (a *API) SetSandboxes(h http.Handler) {
-	if a.dialect != nil {
-		a.dialect.sandboxes.Store(&h)
-	}
-}
 
 // Tokens returns the checker of the access tokens of boxes. Without the dialect, it refuses every token.
 func (a *API) Tokens() *token.Checker {

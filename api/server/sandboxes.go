@@ -9,6 +9,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/access"
 	"boxgate/api/e2b/envd"
+	"boxgate/api/rest"
 	"boxgate/audit/trail"
 	"boxgate/policy"
 )
@@ -69,3 +70,16 @@ func (a *API) recordCall(entry trail.Entry, box policy.BoxID) (end func(error), 
 
 // Refused implements [envd.Gate].
 func (g gate) Refused(r *http.Request, name string, err error) { g.api.recordRefusal(r, name, err) }
+
+// Sandbox returns a handler that serves what a sandbox of E2B's dialect serves, for the box with this ID, whatever names the requests have;
+// nil if the dialect is off.
+func (a *API) Sandbox(box policy.BoxID) http.Handler {
+	if a.dialect == nil {
+		return nil
+	}
+	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		w := &rest.Writer{ResponseWriter: rw, Silence: a.Silence}
+		defer a.answers.Recover(w, r)
+		a.dialect.sandboxes.ServeBox(w, r, string(box))
+	})
+}

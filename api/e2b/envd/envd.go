@@ -139,14 +139,14 @@ func (e *Endpoints) ServeBox(w http.ResponseWriter, r *http.Request, id string) 
 		Caller: access.Caller, Box: box.ID, Route: route, Name: name,
 		Valid: func() bool { return e.cfg.Tokens.Valid(context.WithoutCancel(r.Context()), access) },
 	}
-	r, end, err := e.cfg.Gate.Begin(r, call)
+	begun, end, err := e.cfg.Gate.Begin(r, call)
 	if err != nil {
 		e.fail(w, r, err)
 		return
 	}
 	err = errors.New("it panicked")
 	defer func() { end(err) }()
-	err = e.serve(w, r, box, call.Valid)
+	err = e.serve(w, begun, box, call.Valid)
 }
 
 // serve serves an admitted request, and returns the error that it was answered with.

@@ -177,8 +177,8 @@ var errRemoved = errors.New("the watcher was removed")
 // createWatcher begins to collect changes, until the watcher is removed, was not polled for a while, or its API key has ended.
 func (e *Endpoints) createWatcher(ctx context.Context, c *call, m *watchRequest) (*watcherName, error) {
 	id, w := "w"+strings.ToLower(rand.Text()), &watcher{}
-	ctx, release := outlive(ctx)
-	run, end := context.WithCancelCause(ctx)
+	long, release := outlive(ctx)
+	run, end := context.WithCancelCause(long)
 	w.end = end
 	if err := e.watchers.add(c.box.ID, id, w); err != nil {
 		release()
@@ -205,6 +205,9 @@ func (e *Endpoints) createWatcher(ctx context.Context, c *call, m *watchRequest)
 	case err := <-ended:
 		end(err)
 		return nil, err
+	case <-ctx.Done():
+		end(context.Cause(ctx))
+		return nil, context.Cause(ctx)
 	}
 }
 
