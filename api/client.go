@@ -326,7 +326,7 @@ func (c *Client) Start(ctx context.Context, box string, req ExecRequest, run any
 // Exec runs a command in a box, copies its output as it arrives, and returns its exit code. It does not send the standard input of the
 // request.
 func (c *Client) Exec(ctx context.Context, box string, req ExecRequest, stdout, stderr io.Writer) (int, error) {
-	return c.follow(ctx, BoxPath(box, "exec-stream"), req.body(), stdout, stderr)
+	return c.follow(ctx, http.MethodPost, BoxPath(box, "exec-stream"), req.body(), stdout, stderr)
 }
 
 // Code is source text to run in a box.
@@ -345,12 +345,17 @@ func (c *Client) RunCode(ctx context.Context, box string, code Code, stdout, std
 		Folder   string `json:"folder,omitempty"`
 		Timeout  int64  `json:"timeout,omitempty"`
 	}{code.Code, code.Language, code.Dir, code.Timeout.Milliseconds()}
-	return c.follow(ctx, BoxPath(box, "code-stream"), body, stdout, stderr)
+	return c.follow(ctx, http.MethodPost, BoxPath(box, "code-stream"), body, stdout, stderr)
+}
+
+// Attach copies the output of a process from now on, and returns its exit code.
+func (c *Client) Attach(ctx context.Context, box string, pid int, stdout, stderr io.Writer) (int, error) {
+	return c.follow(ctx, http.MethodGet, BoxPath(box, "processes", strconv.Itoa(pid), "output"), nil, stdout, stderr)
 }
 
 // follow copies the output of a command as it arrives, and returns its exit code.
-func (c *Client) follow(ctx context.Context, path string, body any, stdout, stderr io.Writer) (int, error) {
-	resp, err := c.send(ctx, http.MethodPost, path, body, http.Header{"Accept": {stream.NDJSON}})
+func (c *Client) follow(ctx context.Context, method, path string, body any, stdout, stderr io.Writer) (int, error) {
+	resp, err := c.send(ctx, method, path, body, http.Header{"Accept": {stream.NDJSON}})
 	if err != nil {
 		return 0, err
 	}

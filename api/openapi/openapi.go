@@ -106,6 +106,7 @@ var pathDocs = map[string]string{
 	"id":      "ID or name of a box",
 	"port":    "a port of the box",
 	"run":     "ID of a run",
+	"pid":     "ID of a process in the box",
 	"version": "number of a version of the policy, as policy_version in decisions",
 
 	"snapshot": "ID of a snapshot",

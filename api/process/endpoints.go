@@ -96,7 +96,7 @@ type processBody struct {
 	Env      map[string]string `json:"env,omitempty" doc:"variables besides those of the box; never returned" example:"{\"CI\":\"1\"}"`
 	Tag      string            `json:"tag,omitempty" doc:"a name, of at most 256 bytes; need not be unique" example:"repl"`
 	Input    bool              `json:"input,omitempty" doc:"the process takes input; absent: its input is empty. One with a terminal always takes input"`
-	Terminal *terminalBody         `json:"terminal,omitempty" doc:"give the process a terminal of this size"`
+	Terminal *terminalBody     `json:"terminal,omitempty" doc:"give the process a terminal of this size"`
 }
 
 // terminalBody is the size of a terminal.

@@ -19,6 +19,7 @@ import (
 // notStored are the calls whose bodies are not stored, and why.
 var notStored = map[string]string{
 	"runCommand": "runs", "streamCommand": "runs", "startCommand": "runs", "runCode": "runs", "streamCode": "runs", "runAgent": "runs", "streamAgent": "runs",
+	"startProcess": "runs", "writeProcess": "input, bounded by api/process TestInput", "signalProcess": "signals", "resizeProcess": "sizes",
 	"gitClone": "runs", "gitCommit": "runs", "gitPush": "runs", "gitCheckout": "runs", "gitExec": "runs", "gitCreatePullRequest": "runs",
 	"writeFile": "a file of the box, bounded by its disk", "uploadFiles": "a file of the box", "makeDirectory": "a file of the box",
 	"renameFile": "a file of the box", "removeFile": "a file of the box", "setFileAttributes": "a file of the box",

@@ -59,7 +59,7 @@ func TestCommandsOfAKeyAreBounded(t *testing.T) {
 	}
 	leave()
 	for _, way := range []struct{ path, body string }{
-		{"/exec", short}, {"/exec-stream", short}, {"/exec-detached", short}, {"/code", `{"lang":"js","code":"1"}`}, {"/code-stream", `{"lang":"js","code":"1"}`},
+		{"/exec", short}, {"/exec-stream", short}, {"/exec-detached", short}, {"/processes", short}, {"/code", `{"lang":"js","code":"1"}`}, {"/code-stream", `{"lang":"js","code":"1"}`},
 		{"/run", `{"prompt":"x"}`}, {"/run/stream", `{"prompt":"x"}`}, {"/git/exec", `{"args":["status"]}`}, {"/git/clone", `{}`},
 	} {
 		refusedFor(t, f.Call(t, "POST", box+way.path, way.body, ci), quota.Commands)

@@ -440,9 +440,9 @@ var doors = map[string][]string{
 	"snapshots": {"takeSnapshot"},            // also snapshot_bytes
 	"urls":      {"createUrl", "sharePorts"}, // createUrl also domains
 	"schedules": {"addSchedule"},
-	"commands":  {"runCommand", "streamCommand", "startCommand", "runCode", "streamCode", "openSession", "runAgent", "streamAgent", "gitClone", "gitCommit", "gitPush", "gitCheckout", "gitExec", "gitCreatePullRequest"},
+	"commands":  {"runCommand", "streamCommand", "startCommand", "runCode", "streamCode", "openSession", "startProcess", "runAgent", "streamAgent", "gitClone", "gitCommit", "gitPush", "gitCheckout", "gitExec", "gitCreatePullRequest"},
 	"": { // makes no lasting objects, or only a bounded number per box
-		"reattachBox", "detachBox", "createBoxToken", "deleteBoxToken", "deleteBoxes", "deleteBox", "testBox", "diagnoseHost", "captureRequests", "pauseBox", "resumeBox", "setStartup", "deleteStartup", "setInitCommand", "deleteInitCommand", "cancelRun",
+		"reattachBox", "detachBox", "createBoxToken", "deleteBoxToken", "deleteBoxes", "deleteBox", "testBox", "diagnoseHost", "captureRequests", "pauseBox", "resumeBox", "writeProcess", "signalProcess", "resizeProcess", "setStartup", "deleteStartup", "setInitCommand", "deleteInitCommand", "cancelRun",
 		"writeFile", "makeDirectory", "removeFile", "renameFile", "unpackFiles", "uploadFiles", "setFileAttributes", "setGitIdentity", "setGitIdentityAsBefore",
 		"setLifetime", "setEnd", "suspendBox", "setMetadata", "setPolicy", "addLeases", "endLeases", "setEnforcement", "setNetwork", "setHeaders", "changeHeaders", "setGlobalHeaders", "changeGlobalHeaders", "setNamedPolicy", "deleteNamedPolicy", "deleteUrl", "signUrl", "unsharePorts",
 		"changeSchedule", "deleteSchedule", "pauseSchedule", "resumeSchedule", "deleteSnapshot", "deleteSnapshots", "setEnvironment", "setVariable", "deleteVariable", "addLabel", "removeLabel",

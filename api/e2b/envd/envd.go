@@ -94,7 +94,7 @@ func New(cfg Config) (*Endpoints, error) {
 	return e, nil
 }
 
-// noWatcher watches nothing.
+// noWatcher refuses every watch.
 type noWatcher struct{}
 
 // WatchFiles implements [files.Watcher].
@@ -161,7 +161,7 @@ func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request, box api.Box, v
 	return err
 }
 
-// The paths besides those of RPCs, with the endpoint of boxgate's own API whose permissions they need.
+// The paths besides the procedures, with the endpoint of boxgate's own API whose permissions they need.
 var paths = map[string]string{
 	"GET /health":  "getBoxStatus",
 	"GET /envs":    "listProcesses",
@@ -205,7 +205,7 @@ func (e *Endpoints) authenticate(r *http.Request, box policy.BoxID) (token.Acces
 	return token.Access{}, problem.Refuse(http.StatusUnauthorized, "the access token of the sandbox is required, in the header %s", tokenHeader)
 }
 
-// serveREST serves the paths besides those of RPCs.
+// serveREST serves the paths besides the procedures.
 func (e *Endpoints) serveREST(w http.ResponseWriter, r *http.Request, box api.Box) error {
 	switch r.Method + " " + r.URL.Path {
 	case "GET /health":

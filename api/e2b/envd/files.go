@@ -53,7 +53,7 @@ func transferOf(r *http.Request, box api.Box) (t transfer, err error) {
 	return t, err
 }
 
-// download sends a file, compressed if the client asks for nothing else.
+// download sends a file, compressed if the client accepts gzip only.
 func (e *Endpoints) download(w http.ResponseWriter, r *http.Request, box api.Box) error {
 	t, err := transferOf(r, box)
 	if err != nil {
@@ -176,7 +176,7 @@ func unpacked(r *http.Request) (io.ReadCloser, error) {
 	return nil, problem.Refuse(http.StatusBadRequest, "the encoding of the body must be gzip or identity")
 }
 
-// writeFile writes a file and adds it to those that were written.
+// writeFile writes a file and adds it to the files written before.
 func (t transfer) writeFile(open files.Files, written []writtenFile, at string, content io.Reader) ([]writtenFile, error) {
 	for _, before := range written {
 		if before.Path == shown(at) {
@@ -241,7 +241,7 @@ type malformed struct{ error }
 
 func (m malformed) Unwrap() error { return m.error }
 
-// bodyReader marks the errors of a body, which are not those of the file.
+// bodyReader marks the errors of a body, to tell them from errors of the file.
 type bodyReader struct{ r io.Reader }
 
 // Read implements [io.Reader].

@@ -206,7 +206,7 @@ const (
 	entryCost  = 256      // bytes of an entry without its name and path
 )
 
-// listDir lists a directory and those below to a depth, without following links.
+// listDir lists a directory and its subdirectories to a depth, without following links.
 func (e *Endpoints) listDir(ctx context.Context, c *call, m *listDirRequest) (*listDirResponse, error) {
 	res := &listDirResponse{Entries: []*entryInfo{}}
 	at, err := resolve(c.box, c.user, m.Path)
@@ -240,7 +240,7 @@ type listing struct {
 // errManyFiles refuses a list that is too long. A part of it could be taken for all.
 var errManyFiles = problem.Invalid("/path", "has more than %d files, or too long names; list the directories below it one by one", maxEntries)
 
-// add adds the entries of a directory, and those below to a depth. A directory that cannot be read is an error at the top only.
+// add adds the entries of a directory and of its subdirectories to a depth. A directory that cannot be read is an error at the top only.
 func (l *listing) add(dir string, depth int, top bool) error {
 	infos, more, err := l.files.List(dir, maxEntries-len(l.res.Entries)+1)
 	switch {

@@ -150,7 +150,7 @@ func (e *Endpoints) addProcess() {
 	unary(e, processService+"CloseStdin", "writeProcess", e.closeStdin)
 }
 
-// list returns the processes of a box. Environments are those of the same API key only.
+// list returns the processes of a box. They have environments if the same API key started them.
 func (e *Endpoints) list(ctx context.Context, c *call, _ *empty) (*listResponse, error) {
 	res := &listResponse{Processes: []processInfo{}}
 	for _, p := range e.cfg.Processes.List(c.box.ID) {

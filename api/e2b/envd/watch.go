@@ -21,7 +21,7 @@ type watchRequest struct {
 	Path      string `json:"path"`
 	Recursive bool   `json:"recursive"`
 	Entries   bool   `json:"includeEntry"`
-	// Network asks for the events of network mounts, which may lack those of other machines. No mount of a box is one.
+	// Network asks for the events of network mounts, which may lack the changes of other machines. No mount of a box is one.
 	Network bool `json:"allowNetworkMounts"`
 }
 

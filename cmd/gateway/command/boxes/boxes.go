@@ -23,7 +23,7 @@ import (
 // Commands returns the commands, to be added to `gateway box`. list is `gateway box list`, which `gateway box ls` is without an argument.
 func Commands(o *cli.Options, list func(cmd *cobra.Command, label string) error) []*cobra.Command {
 	return []*cobra.Command{
-		newRuns(o), newRun(o), newLogs(o), newCode(o),
+		newRuns(o), newRun(o), newProcesses(o), newProcess(o), newLogs(o), newCode(o),
 		newList(o, list), newStat(o), newCat(o), newWrite(o), newMove(o), newMakeDir(o), newAttributes(o), newWatch(o),
 		newGit(o), newSchedule(o), newAgent(o), newSkill(o), newEnv(o), newInitCommand(o),
 	}
