@@ -106,11 +106,11 @@ func (e *Endpoints) watch(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	if err := rest.Query(r, &q); err != nil {
 		return rest.Reply{}, err
 	}
-	dir, err := resolve("path", q.Path, true)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	box, err := rest.Box(r, e.Boxes)
+	dir, err := resolve(box.HomeDir(), "path", q.Path, true)
 	if err != nil {
 		return rest.Reply{}, err
 	}
