@@ -122,7 +122,7 @@ func (e *Endpoints) ServeBox(w http.ResponseWriter, r *http.Request, id string) 
 	}
 	box, err := e.cfg.Boxes.Box(r.Context(), id)
 	if errors.Is(err, api.ErrNotFound) || err == nil && string(box.ID) != id {
-		e.gone(w, r, id)
+		gone(w, id)
 		return
 	}
 	if err != nil {
@@ -213,7 +213,7 @@ func (e *Endpoints) serveREST(w http.ResponseWriter, r *http.Request, box api.Bo
 		case api.StatusIdle, api.StatusRunning:
 			w.WriteHeader(http.StatusNoContent)
 		default:
-			e.gone(w, r, string(box.ID))
+			gone(w, string(box.ID))
 		}
 		return nil
 	case "GET /envs":
@@ -225,7 +225,7 @@ func (e *Endpoints) serveREST(w http.ResponseWriter, r *http.Request, box api.Bo
 	case "POST /files":
 		return e.upload(w, r, box)
 	}
-	return api.Errorf(api.ErrNotSupported, "%s is not served: the gateway configures sandboxes itself", r.URL.Path)
+	return api.Errorf(api.ErrForbidden, "%s is refused: the gateway configures sandboxes itself", r.URL.Path)
 }
 
 // metrics is the use of a box at one time.
@@ -239,9 +239,9 @@ func (e *Endpoints) metrics(w http.ResponseWriter, box api.Box) error {
 	return writeJSON(w, metrics{At: time.Now().Unix(), Memory: box.Usage.Memory, Disk: box.Usage.DiskBytes})
 }
 
-// gone answers a request for a box that does not exist or does not run. Clients take the status for that.
-func (e *Endpoints) gone(w http.ResponseWriter, r *http.Request, id string) {
-	writeError(w, r, http.StatusBadGateway, "sandbox "+problem.Clip(id)+" is not running")
+// gone answers a request for a box that does not exist or does not run. Clients of procedures and paths alike take the status for that.
+func gone(w http.ResponseWriter, id string) {
+	writeRESTError(w, http.StatusBadGateway, "sandbox "+problem.Clip(id)+" is not running")
 }
 
 // fail answers with an error in the form that the path has.
@@ -267,6 +267,10 @@ func writeError(w http.ResponseWriter, r *http.Request, status int, message stri
 		writeRPCError(w, r, status, message)
 		return
 	}
+	writeRESTError(w, status, message)
+}
+
+func writeRESTError(w http.ResponseWriter, status int, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	data, _ := json.Marshal(restError{status, message})

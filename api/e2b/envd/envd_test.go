@@ -339,7 +339,7 @@ func TestCredentials(t *testing.T) {
 	if status, _ := w.rest(t, "GET", "/health", goodToken, nil, nil); status != http.StatusBadGateway {
 		t.Errorf("health of a paused box: %d", status)
 	}
-	for path, want := range map[string]int{"/nowhere": 404, "/process.Process/Nothing": 404, "/init": 501} {
+	for path, want := range map[string]int{"/nowhere": 404, "/process.Process/Nothing": 404, "/init": 403} {
 		if status, body := w.rest(t, "POST", path, goodToken, map[string]string{"Content-Type": "application/json"}, strings.NewReader("{}")); status != want {
 			t.Errorf("%s: %d %s", path, status, body)
 		}

@@ -255,6 +255,14 @@ func TestSignedURLs(t *testing.T) {
 func TestWatches(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
+	if err := errors.Join(os.MkdirAll(w.root+home+"/d", 0o755), os.WriteFile(w.root+home+"/f", nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	for path, code := range map[string]string{"f": "invalid_argument", "none": "not_found"} {
+		if s := stream[watchRequest, watchResponse](t, t.Context(), w, filesystemService+"WatchDir", goodToken, &watchRequest{Path: path}); s.Receive() || codeFor(s.Err()) != code {
+			t.Errorf("%s: %v", path, s.Err())
+		}
+	}
 	s := stream[watchRequest, watchResponse](t, t.Context(), w, filesystemService+"WatchDir", goodToken, &watchRequest{Path: "d", Entries: true})
 	if !s.Receive() || s.Msg().Start == nil {
 		t.Fatal(s.Err())

@@ -78,10 +78,17 @@ func eventOf(dir string, change files.Event) (*fileEvent, error) {
 
 // watch reports the changes of a directory until ctx ends or emit fails. The first call of emit has no events.
 func (e *Endpoints) watch(ctx context.Context, c *call, m *watchRequest, emit func([]*fileEvent) error) error {
-	if c.user != "" {
-		return errRootFiles
-	}
 	dir, err := resolve(c.box, c.user, m.Path)
+	if err != nil {
+		return err
+	}
+	err = e.with(ctx, c, func(f files.Files) error {
+		info, err := f.Stat(dir, true)
+		if err == nil && !info.IsDir {
+			err = problem.Invalid("/path", "is not a directory: %s", shown(dir))
+		}
+		return err
+	})
 	if err != nil {
 		return err
 	}
