@@ -179,7 +179,9 @@ func TestEndOfProcesses(t *testing.T) {
 		s.cfg.Valid = func(context.Context, api.Caller, policy.BoxID) bool { return !revoked.Load() }
 		exit := func(p *Process) Exit {
 			t.Helper()
-			e, err := p.Exit(t.Context())
+			ctx, end := context.WithTimeout(t.Context(), time.Hour)
+			defer end()
+			e, err := p.Exit(ctx)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -111,7 +111,7 @@ func (e *Endpoints) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.ServeBox(w, r, r.Header.Get(SandboxHeader))
 }
 
-// ServeBox serves a request for the box with this ID, whatever its header says.
+// ServeBox serves a request for the box with this ID, whatever box its header names.
 func (e *Endpoints) ServeBox(w http.ResponseWriter, r *http.Request, id string) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set("Cache-Control", "no-store")

@@ -339,7 +339,7 @@ func until(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// TestAttackWatcher: a watcher that is not polled keeps a bounded number of changes, and tells that some were lost.
+// TestAttackWatcher: a watcher that is not polled keeps a bounded number of changes, and ends with an error when some were lost.
 func TestAttackWatcher(t *testing.T) {
 	t.Parallel()
 	w, long := &watcher{}, strings.Repeat("x", 4000)
@@ -406,6 +406,24 @@ func TestStreams(t *testing.T) {
 		if strings.Contains(body, `"pid"`) || !strings.Contains(body, `"error"`) {
 			t.Errorf("%s: %d %q", what, status, body)
 		}
+	}
+}
+
+// TestAttackPackedMessage: a message has its limit after decompression.
+func TestAttackPackedMessage(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	huge, err := io.ReadAll(packed(t, `{"process":{"cmd":"true"}`+strings.Repeat(" ", 8<<20)+"}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	header := map[string]string{"Content-Type": "application/connect+json", "Connect-Content-Encoding": "gzip"}
+	if _, body := w.rest(t, "POST", processService+"Start", goodToken, header, bytes.NewReader(frameOf(1, string(huge)))); !strings.Contains(body, "resource_exhausted") {
+		t.Errorf("%q", body)
+	}
+	header = map[string]string{"Content-Type": "application/json", "Content-Encoding": "gzip"}
+	if status, body := w.rest(t, "POST", filesystemService+"Stat", goodToken, header, bytes.NewReader(huge)); status != http.StatusTooManyRequests {
+		t.Errorf("%d %q", status, body)
 	}
 }
 

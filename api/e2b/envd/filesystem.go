@@ -135,7 +135,7 @@ func (e *Endpoints) stat(ctx context.Context, c *call, m *pathRequest) (*entryRe
 	return res, err
 }
 
-// makeDir makes a directory and missing parents. One that exists is an error by which the SDK tells whether it was made.
+// makeDir makes a directory and missing parents. The SDK expects an error for one that exists.
 func (e *Endpoints) makeDir(ctx context.Context, c *call, m *pathRequest) (*entryResponse, error) {
 	res := &entryResponse{}
 	at, err := resolve(c.box, c.user, m.Path)
