@@ -177,6 +177,11 @@ func TestEndOfProcesses(t *testing.T) {
 		var revoked atomic.Bool
 		s := service(until)
 		s.cfg.Valid = func(context.Context, api.Caller, policy.BoxID) bool { return !revoked.Load() }
+		defer func() {
+			for _, p := range s.List("b") { // if the test has failed
+				p.kill(errors.New("the test has ended"))
+			}
+		}()
 		exit := func(p *Process) Exit {
 			t.Helper()
 			ctx, end := context.WithTimeout(t.Context(), time.Hour)
