@@ -20,6 +20,7 @@ import (
 
 	"connectrpc.com/connect"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"boxgate/api"
 	"boxgate/api/apitest"
@@ -174,6 +175,7 @@ func (f folder) Stat(path string, follow bool) (files.Info, error) {
 		return files.Info{}, f.fail(err)
 	}
 	info := infoOf(i)
+	info.Attributes = f.attributes(path)
 	if info.Type == "symlink" {
 		target, _ := os.Readlink(f.dir + path)
 		info.Target = []byte(target)
@@ -208,6 +210,38 @@ func (f folder) Write(path string, _ uint32, content io.Reader) error {
 		return err
 	}
 	return f.fail(errors.Join(os.MkdirAll(filepath.Dir(f.dir+path), 0o755), os.WriteFile(f.dir+path, data, 0o644)))
+}
+
+func (f folder) SetAttributes(path string, set map[string]string, remove []string) error {
+	for _, name := range remove {
+		if err := unix.Removexattr(f.dir+path, "user."+name); err != nil && !errors.Is(err, unix.ENODATA) {
+			return f.fail(err)
+		}
+	}
+	for name, value := range set {
+		if err := unix.Setxattr(f.dir+path, "user."+name, []byte(value), 0); err != nil {
+			return f.fail(err)
+		}
+	}
+	return nil
+}
+
+// attributes returns the attributes of a file.
+func (f folder) attributes(path string) map[string]string {
+	names, value := make([]byte, 4096), make([]byte, 4096)
+	n, err := unix.Listxattr(f.dir+path, names)
+	if err != nil {
+		return nil
+	}
+	found := map[string]string{}
+	for name := range strings.SplitSeq(strings.TrimRight(string(names[:n]), "\x00"), "\x00") {
+		if key, ok := strings.CutPrefix(name, "user."); ok {
+			if n, err := unix.Getxattr(f.dir+path, name, value); err == nil {
+				found[key] = string(value[:n])
+			}
+		}
+	}
+	return found
 }
 
 func (f folder) MakeDir(path string, _ bool) error { return f.fail(os.MkdirAll(f.dir+path, 0o755)) }

@@ -24,6 +24,8 @@ type writtenFile struct {
 	Name string `json:"name"`
 	Path string `json:"path"`
 	Type string `json:"type"`
+
+	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
 const (
@@ -39,6 +41,8 @@ type transfer struct {
 	box  api.Box
 	user string
 	path string // absolute; empty: each part of the form names its file
+
+	metadata map[string]string // of the files that are written, by key
 }
 
 func transferOf(r *http.Request, box api.Box) (t transfer, err error) {
@@ -127,10 +131,8 @@ func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request, box api.Box) 
 	if err != nil {
 		return err
 	}
-	for name := range r.Header {
-		if strings.HasPrefix(name, metadataPrefix) {
-			return api.Errorf(api.ErrNotSupported, "files of a sandbox have no metadata here; leave out %s", problem.Clip(name))
-		}
+	if t.metadata, err = metadataIn(r.Header); err != nil {
+		return err
 	}
 	media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	raw := media == rawMedia
@@ -159,6 +161,22 @@ func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request, box api.Box) 
 		return bodyError(err)
 	}
 	return writeJSON(w, written)
+}
+
+// metadataIn returns the metadata in the header of an upload. Keys are in lower case, as headers have no case.
+func metadataIn(h http.Header) (map[string]string, error) {
+	metadata, set := map[string]string{}, map[string]string{}
+	for name, values := range h {
+		if key, ok := strings.CutPrefix(name, metadataPrefix); ok && len(values) == 1 {
+			metadata[strings.ToLower(key)], set[attributePrefix+key] = values[0], values[0]
+		} else if ok {
+			return nil, problem.Invalid("/metadata", "%s is given twice", problem.Clip(name))
+		}
+	}
+	if len(metadata) == 0 {
+		return nil, nil
+	}
+	return metadata, files.CheckAttributes(set, nil)
 }
 
 // unpacked returns the body of a request, decompressed.
@@ -193,7 +211,28 @@ func (t transfer) writeFile(open files.Files, written []writtenFile, at string, 
 	if err := open.Write(at, 0, bodyReader{content}); err != nil {
 		return nil, err
 	}
-	return append(written, writtenFile{shown(path.Base(at)), shown(at), "file"}), nil
+	if err := t.label(open, at, info); err != nil {
+		return nil, err
+	}
+	return append(written, writtenFile{shown(path.Base(at)), shown(at), "file", t.metadata}), nil
+}
+
+// label gives a written file its metadata, in place of the metadata that the file had before.
+func (t transfer) label(open files.Files, at string, before files.Info) error {
+	set := map[string]string{}
+	for key, value := range t.metadata {
+		set[attributePrefix+key] = value
+	}
+	var remove []string
+	for key := range metadataOf(before) {
+		if _, again := t.metadata[key]; !again {
+			remove = append(remove, attributePrefix+key)
+		}
+	}
+	if len(set)+len(remove) == 0 {
+		return nil
+	}
+	return open.SetAttributes(at, set, remove)
 }
 
 // writeForm writes the parts of a form that are files.

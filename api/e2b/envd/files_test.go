@@ -195,10 +195,29 @@ func TestTransfers(t *testing.T) {
 		"no filename": {"POST", "", map[string]string{"Content-Type": "multipart/form-data; boundary=x"}, strings.NewReader("--x\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\nab\r\n--x--\r\n"), 400, "filename"},
 		"twice":       {"POST", "", twiceHeader, twice, 400, "two files"}, "an empty form": {"POST", "", noneHeader, none, 200, "[]"},
 		"root": {"GET", "?path=/abs&username=root", nil, nil, 501, "as root"}, "another user": {"GET", "?path=/abs&username=mallory", nil, nil, 401, "mallory"},
-		"metadata": {"POST", "?path=x", map[string]string{"Content-Type": rawMedia, "X-Metadata-A": "b"}, strings.NewReader("x"), 501, "metadata"},
+		"long metadata": {"POST", "?path=x", map[string]string{"Content-Type": rawMedia, "X-Metadata-A": strings.Repeat("b", 5000)}, strings.NewReader("x"), 400, "limit"},
 	} {
 		status, body := w.rest(t, c.method, "/files"+c.query, goodToken, c.header, c.body)
 		want(what, status, body, c.status, c.text)
+	}
+	labelled := map[string]string{"Content-Type": rawMedia, "X-Metadata-Origin": "a test", "X-Metadata-B": "2"}
+	status, body = w.rest(t, "POST", "/files?path=labelled", goodToken, labelled, strings.NewReader("x"))
+	want("with metadata", status, body, 200, `"metadata":{"b":"2","origin":"a test"}`)
+	stat := func() map[string]string {
+		t.Helper()
+		res, err := ask[pathRequest, entryResponse](t, w, filesystemService+"Stat", "", &pathRequest{"labelled"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res.Entry.Metadata
+	}
+	if got := stat(); len(got) != 2 || got["origin"] != "a test" {
+		t.Error(got)
+	}
+	status, body = w.rest(t, "POST", "/files?path=labelled", goodToken, map[string]string{"Content-Type": rawMedia, "X-Metadata-B": "3"}, strings.NewReader("y"))
+	want("with other metadata", status, body, 200, `"metadata":{"b":"3"}`)
+	if got := stat(); len(got) != 1 || got["b"] != "3" {
+		t.Error(got)
 	}
 }
 

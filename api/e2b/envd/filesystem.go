@@ -67,8 +67,25 @@ func entryOf(at string, info files.Info) *entryInfo {
 	return &entryInfo{
 		Name: shown(path.Base(at)), Type: cmp.Or(fileTypes[info.Type], "FILE_TYPE_UNSPECIFIED"), Path: shown(at), Size: text(info.Size), Mode: info.Mode,
 		Permissions: info.Permissions(), Owner: info.Owner, Group: info.Group, Modified: time.Unix(0, info.Time).UTC().Format(time.RFC3339Nano),
-		Target: shown(string(info.Target)),
+		Target: shown(string(info.Target)), Metadata: metadataOf(info),
 	}
+}
+
+// attributePrefix begins the names of the extended attributes, without their "user.", that are the metadata of a file.
+const attributePrefix = "e2b."
+
+// metadataOf returns the metadata of a file; nil if it has none.
+func metadataOf(info files.Info) map[string]string {
+	var metadata map[string]string
+	for name, value := range info.Attributes {
+		if key, ok := strings.CutPrefix(name, attributePrefix); ok {
+			if metadata == nil {
+				metadata = map[string]string{}
+			}
+			metadata[key] = value
+		}
+	}
+	return metadata
 }
 
 // describe describes a file. A link has the type, mode and final target of its target.
