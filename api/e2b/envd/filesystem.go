@@ -74,7 +74,7 @@ func entryOf(at string, info files.Info) *entryInfo {
 // attributePrefix begins the names of the extended attributes, without their "user.", that are the metadata of a file.
 const attributePrefix = "e2b."
 
-// metadataOf returns the metadata of a file; nil if it has none.
+// metadataOf returns the metadata of a file; nil without any.
 func metadataOf(info files.Info) map[string]string {
 	var metadata map[string]string
 	for name, value := range info.Attributes {
