@@ -95,6 +95,16 @@ func start(t *testing.T, s *Service, req Request) (*Process, *Output) {
 	return p, out
 }
 
+// kept returns the number of processes that are kept.
+func kept(s *Service) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.boxes {
+		n += len(t.running) + len(t.ended)
+	}
+	return n
+}
+
 // all reads output to its end.
 func all(t *testing.T, out *Output) string {
 	t.Helper()
@@ -163,7 +173,7 @@ func TestProcess(t *testing.T) {
 			t.Error(err)
 		}
 		time.Sleep(endedTime + time.Second)
-		if _, err := s.Find("b", p.Pid()); !errors.Is(err, api.ErrNotFound) || len(s.boxes) != 0 {
+		if _, err := s.Find("b", p.Pid()); !errors.Is(err, api.ErrNotFound) || kept(s) != 0 {
 			t.Error(err)
 		}
 	})
@@ -284,7 +294,10 @@ func TestAttackSlowReader(t *testing.T) {
 		p, stuck := start(t, service(flood), Request{})
 		synctest.Wait()
 		held := written.Load()
-		if held < maxUnread || held > maxUnread+2*(32<<10) || stuck.size > maxUnread+32<<10 {
+		stuck.from.mu.Lock()
+		size := stuck.size
+		stuck.from.mu.Unlock()
+		if held < maxUnread || held > maxUnread+2*(32<<10) || size > maxUnread+32<<10 {
 			t.Fatalf("%d bytes for a reader that does not read", held)
 		}
 		time.Sleep(time.Hour)
@@ -335,11 +348,11 @@ func TestAttackEndedProcesses(t *testing.T) {
 				t.Fatal("the request of an ended process is kept")
 			}
 		}
-		if n := len(s.boxes["b"].ended); n != maxEnded {
+		if n := kept(s); n != maxEnded {
 			t.Errorf("%d ended processes", n)
 		}
 		time.Sleep(endedTime + time.Second)
-		if len(s.boxes) != 0 {
+		if kept(s) != 0 {
 			t.Error("kept for good")
 		}
 	})
