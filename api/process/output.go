@@ -59,23 +59,25 @@ func (o *output) changeLocked() {
 
 // Output is the output of a process for one reader. Its methods must not be called concurrently.
 type Output struct {
-	from   *output
-	chunks []Chunk // guarded by from.mu, as are the fields below
-	size   int
-	slow   bool
+	from    *output
+	release func()  // returns its memory to the quota
+	chunks  []Chunk // guarded by from.mu, as are the fields below
+	size    int
+	slow    bool
 }
 
-// attach adds a reader of the output from now on. Its memory is charged to the scope of ctx.
+// attach adds a reader of the output from now on. Its memory is charged to the scope of ctx until it is closed.
 func (o *output) attach(ctx context.Context) (*Output, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.readers) >= maxReaders {
 		return nil, api.Errorf(api.ErrLimit, "the command has %d readers of its output, which is the limit", maxReaders)
 	}
-	if err := quota.ScopeOf(ctx).Acquire(quota.Memory, readerCost); err != nil {
+	scope := quota.ScopeOf(ctx)
+	if err := scope.Acquire(quota.Memory, readerCost); err != nil {
 		return nil, err
 	}
-	r := &Output{from: o}
+	r := &Output{from: o, release: sync.OnceFunc(func() { scope.Release(quota.Memory, readerCost) })}
 	o.readers[r] = true
 	return r, nil
 }
@@ -120,6 +122,7 @@ func (r *Output) Close() {
 	defer r.from.mu.Unlock()
 	delete(r.from.readers, r)
 	r.chunks, r.size = nil, 0
+	r.release()
 	r.from.changeLocked()
 }
 

@@ -323,7 +323,7 @@ func (p *Process) Request() Request {
 	return p.request
 }
 
-// Attach returns the output from now on. The caller must close it. Its memory is charged to the quota of ctx until the scope of that ends.
+// Attach returns the output from now on. The caller must close it. Its memory is charged to the quota of ctx until then.
 func (p *Process) Attach(ctx context.Context) (*Output, error) { return p.out.attach(ctx) }
 
 // Exit returns how the process ended. It waits for the end until ctx ends, and then returns the cause of that.

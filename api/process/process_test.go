@@ -15,6 +15,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/session"
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 // program is a command. It runs until it returns; ctx ends when it is killed.
@@ -332,6 +333,37 @@ func TestAttackSlowReader(t *testing.T) {
 			t.Error("any number of readers", err)
 		}
 		_ = p.Signal("KILL")
+	})
+}
+
+// TestMemoryOfReaders: the output of each reader is charged to its API key until it is closed.
+func TestMemoryOfReaders(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(2 * validTime) // until the checks of keys have ended
+		var limits quota.Limits
+		limits[quota.Memory] = 2 * readerCost
+		scope, end := quota.New(quota.Config{Defaults: limits}).Open(quota.Holder{Type: quota.APIKey, ID: "key_1"})
+		defer end()
+		ctx := quota.WithScope(t.Context(), scope)
+		p, first, err := service(until).Start(ctx, "b", Request{SessionRequest: api.SessionRequest{Command: []string{"x"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = p.Signal("KILL") }()
+		second, err := p.Attach(ctx)
+		if err != nil || scope.Used(quota.Memory) != 2*readerCost {
+			t.Fatal(err, scope.Used(quota.Memory))
+		}
+		if _, err := p.Attach(ctx); err == nil {
+			t.Error("more than the quota of its key")
+		}
+		for _, r := range []*Output{first, second, first} {
+			r.Close()
+		}
+		if n := scope.Used(quota.Memory); n != 0 {
+			t.Errorf("%d bytes are charged without a reader", n)
+		}
 	})
 }
 
