@@ -99,7 +99,7 @@ func options(name string) bool {
 // and flags exist is tested in cmd/gateway/command.
 func TestMethodsHaveCommands(t *testing.T) {
 	t.Parallel()
-	dir := filepath.Join(newNode(t).dir, "node_modules/@upstash/box/dist")
+	dir := filepath.Join(newNode(t).Dir, "node_modules/@upstash/box/dist")
 	read := func(name string) string {
 		t.Helper()
 		data, err := os.ReadFile(name)

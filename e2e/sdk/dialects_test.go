@@ -25,7 +25,7 @@ type sent struct {
 // recorded makes the npm packages report the requests they send.
 func recorded(t *testing.T, w *harness.World) (all []sent) {
 	t.Helper()
-	cmd := newNode(t).command(t.Context(), "dialects.mjs")
+	cmd := newNode(t).Command(t.Context(), "dialects.mjs")
 	cmd.Env = append(os.Environ(), "API="+w.V4("api.example.com").String(), "API6="+w.V6("api.example.com").String(), "EVIL="+w.V4("evil.example.net").String())
 	err := lines(w, cmd, func(dec *json.Decoder) error {
 		var s sent

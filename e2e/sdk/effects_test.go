@@ -25,7 +25,7 @@ func TestOptionsHaveAnEffect(t *testing.T) {
 	nightly.Only(t)
 	t.Parallel()
 	n := newNode(t)
-	n.types = n.shapes(t)
+	n.types = n.Shapes(t, "@upstash/box")
 	plain, _ := newWorld(t)
 	serveGitHub(t, plain)
 	users := n.users(t, newWorldOfOptions(t), subjectsOfOptions)
@@ -78,7 +78,7 @@ func (n node) misses(t *testing.T, u user, option string) bool {
 // results runs a subject with additional variables, and returns the results of its tests. A subject that ends early has failed.
 func (n node) results(t *testing.T, w *harness.World, subject string, env ...string) (all []result) {
 	t.Helper()
-	cmd := n.command(t.Context(), "run.mjs", subject)
+	cmd := n.Command(t.Context(), "run.mjs", subject)
 	cmd.Env = append(append(os.Environ(), n.environment(strings.TrimSpace(w.KeyFile("api-key")))...), env...)
 	err := lines(w, cmd, func(dec *json.Decoder) error {
 		var r result

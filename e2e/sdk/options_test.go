@@ -3,7 +3,6 @@ package sdk
 import (
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -33,32 +32,6 @@ var absentFields = map[string]string{
 	"BoxData.use_managed_key":      "of keys that the hosted product sells",
 	"BoxRunData.memory_peak_bytes": "memory is measured for each box, not for each run",
 	"Schedule.qstash_schedule_id":  "the gateway has schedules of its own",
-}
-
-// shapes installs the compiler, and returns the parameters and results of the SDK's methods in a file for run.mjs.
-func (n node) shapes(t *testing.T) string {
-	t.Helper()
-	install := exec.CommandContext(t.Context(), "npm", "ci", "--prefer-offline", "--no-audit", "--no-fund", "--ignore-scripts", "--silent")
-	install.Dir = filepath.Join(n.dir, "types")
-	if out, err := install.CombinedOutput(); err != nil {
-		t.Fatalf("npm ci: %v\n%s", err, out)
-	}
-	path := filepath.Join(n.dir, "shapes.json")
-	if err := os.WriteFile(path, n.shapesOf(t, filepath.Join(n.dir, "node_modules/@upstash/box")), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// shapesOf reads the types of a package.
-func (n node) shapesOf(t *testing.T, dir string) []byte {
-	t.Helper()
-	read := n.command(t.Context(), "types/shape.mjs", filepath.Join(dir, "dist/index.d.ts"))
-	out, err := read.Output()
-	if err != nil {
-		t.Fatalf("the SDK's types are not readable: %v\n%s", err, out)
-	}
-	return out
 }
 
 // newWorldOfOptions starts a gateway with agents, all runtimes, servers of models and a GitHub.
@@ -136,11 +109,11 @@ func exception(rows map[string]string, name string) (row string, found bool) {
 
 // checkShapes: a call or an answer that does not fit the SDK's types is noticed, and so are new options and fields of the types.
 func (n node) checkShapes(t *testing.T) {
-	if out, err := n.command(t.Context(), "shapes.test.mjs").CombinedOutput(); err != nil {
+	if out, err := n.Command(t.Context(), "shapes.test.mjs").CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	changed := filepath.Join(n.dir, "changed/@upstash/box")
-	if err := os.CopyFS(changed, os.DirFS(filepath.Join(n.dir, "node_modules/@upstash/box"))); err != nil {
+	changed := filepath.Join(n.Dir, "changed/@upstash/box")
+	if err := os.CopyFS(changed, os.DirFS(filepath.Join(n.Dir, "node_modules/@upstash/box"))); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(changed, "dist/types.d.ts")
@@ -152,7 +125,7 @@ func (n node) checkShapes(t *testing.T) {
 	if err := os.WriteFile(path, []byte(more.Replace(string(types))), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	shapes := string(n.shapesOf(t, changed))
+	shapes := string(n.ShapesOf(t, changed))
 	for _, want := range []string{`"restart":{"shape":{"any":[{"type":"undefined"},{"value":"never"},{"object":{"after":`, `"region":{"shape":{"type":"string"},"optional":false}`} {
 		if !strings.Contains(shapes, want) {
 			t.Errorf("the shapes lack %s", want)

@@ -240,11 +240,11 @@ func TestDescriptionIsLinted(t *testing.T) {
 	if err := w.Client.Do(t.Context(), "GET", "/openapi.json", nil, &doc); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(n.dir, "openapi.json")
+	path := filepath.Join(n.Dir, "openapi.json")
 	if err := os.WriteFile(path, doc, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	err := lines(w, n.command(t.Context(), "lint.mjs", path), func(dec *json.Decoder) error {
+	err := lines(w, n.Command(t.Context(), "lint.mjs", path), func(dec *json.Decoder) error {
 		var problem struct{ Rule, At, Message string }
 		if err := dec.Decode(&problem); err != nil {
 			return err

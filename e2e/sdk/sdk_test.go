@@ -42,7 +42,7 @@ type result struct {
 func TestSDK(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.types = n.shapes(t)
+	n.types = n.Shapes(t, "@upstash/box")
 	c := newCoverage()
 	var mu sync.Mutex
 	table, worked := map[string]bool{}, map[string]bool{}
@@ -129,7 +129,7 @@ func (n node) environment(key string) []string {
 // drive runs a subject.
 func (n node) drive(t *testing.T, w *harness.World, key, subject string, note func(result)) {
 	t.Helper()
-	cmd := n.command(t.Context(), "run.mjs", subject)
+	cmd := n.Command(t.Context(), "run.mjs", subject)
 	cmd.Env = append(os.Environ(), n.environment(key)...)
 	ended := false
 	err := lines(w, cmd, func(dec *json.Decoder) error {

@@ -280,6 +280,7 @@ cmd/gateway/command/cni: policy config api cmd/gateway/command/cli host/sandboxn
 cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
 e2e/harness: policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet
+e2e/harness/npm: internal/lab internal/testnet
 e2e/harness/gateway: e2e/harness cmd/gateway internal/fault
 e2e: fleet/etcdtest policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab internal/testnet/models e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor store/history ui/preview llm
 `)

@@ -1,23 +1,27 @@
-// Prints the parameters and results of the SDK's methods as JSON, read from its type declarations by the TypeScript compiler.
+// Prints the parameters and results of an SDK's methods as JSON, read from its type declarations by the TypeScript compiler:
+// node shape.mjs DECLARATIONS [CLASS...], for the classes of @upstash/box if none is named.
 //
 // A shape is {type}, {value}, {array}, {any: [shapes]}, {object: {key: {shape, optional}}, index, name} or, for an instance of a
 // class of the SDK, {instance, chunk}.
+import { realpathSync } from "node:fs";
+import { dirname } from "node:path";
 import ts from "typescript";
 
-const entry = process.argv[2];
+const entry = realpathSync(process.argv[2]);
 const program = ts.createProgram([entry], { target: ts.ScriptTarget.ES2022, module: ts.ModuleKind.NodeNext, moduleResolution: ts.ModuleResolutionKind.NodeNext, strict: true, skipLibCheck: true, types: [], lib: ["lib.es2022.d.ts"] });
 const checker = program.getTypeChecker();
 const exported = new Map(checker.getExportsOfModule(checker.getSymbolAtLocation(program.getSourceFile(entry))).map((s) => {
   return [s.name, s.flags & ts.SymbolFlags.Alias ? checker.getAliasedSymbol(s) : s];
 }));
-const classes = ["Box", "EphemeralBox", "Run", "StreamRun"];
+const classes = process.argv.length > 3 ? process.argv.slice(3) : ["Box", "EphemeralBox", "Run", "StreamRun"];
 
-const own = (symbol) => symbol?.declarations?.every((d) => d.getSourceFile().fileName.includes("/@upstash/box/"));
+const home = dirname(entry) + "/";
+const own = (symbol) => symbol?.declarations?.every((d) => d.getSourceFile().fileName.startsWith(home));
 const typeOf = (symbol) => checker.getTypeOfSymbolAtLocation(symbol, symbol.valueDeclaration ?? symbol.declarations[0]);
 
-// hidden tells private and internal members, and those that no name reaches.
+// hidden tells private, protected and internal members, and those that no name reaches.
 function hidden(symbol) {
-  const private_ = symbol.declarations?.some((d) => ts.getCombinedModifierFlags(d) & ts.ModifierFlags.Private);
+  const private_ = symbol.declarations?.some((d) => ts.getCombinedModifierFlags(d) & (ts.ModifierFlags.Private | ts.ModifierFlags.Protected));
   return private_ || /^(_|prototype$)/.test(symbol.name) || symbol.getJsDocTags().some((t) => t.name === "internal");
 }
 
@@ -40,6 +44,7 @@ function shape(type) {
   const symbol = type.getSymbol();
   if (checker.isArrayType(type)) return { array: shape(checker.getTypeArguments(type)[0]) };
   if (type.getCallSignatures().length > 0) return { type: "function" };
+  if (type.getConstructSignatures().length > 0) return { type: "foreign" }; // a class
   if (symbol?.name === "Promise") return shape(checker.getTypeArguments(type)[0]);
   if (classes.includes(symbol?.name)) return { instance: symbol.name, chunk: symbol.name === "StreamRun" ? shape(checker.getTypeArguments(type)[1]) : undefined };
   if (symbol && !own(symbol) && !type.isIntersection() && !type.aliasSymbol) return { type: "foreign" };
@@ -74,7 +79,7 @@ function method(signatures) {
 function members(type, prefix, methods, fields) {
   for (const p of type.getProperties().filter((p) => !hidden(p))) {
     const t = typeOf(p);
-    const inside = t.getProperties().filter((m) => typeOf(m).getCallSignatures().length > 0);
+    const inside = t.getConstructSignatures().length > 0 ? [] : t.getProperties().filter((m) => !hidden(m) && typeOf(m).getCallSignatures().length > 0);
     if (t.getCallSignatures().length > 0) methods[prefix + p.name] = method(t.getCallSignatures());
     else if (own(t.getSymbol()) && inside.length > 0) for (const m of inside) methods[`${prefix}${p.name}.${m.name}`] = method(typeOf(m).getCallSignatures());
     else fields[p.name] = { shape: shape(t), optional: false };
