@@ -1,0 +1,137 @@
+package e2b
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/cgi"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"boxgate/config"
+	"boxgate/e2e/harness"
+	"boxgate/e2e/harness/npm"
+	"boxgate/internal/testnet"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+// domain is the domain of the gateway's public URLs, and so the one that E2B_DOMAIN names.
+const domain = "boxes.example.net"
+
+// site is a gateway that speaks E2B's dialect, with the names below its domain on the test internet.
+type site struct {
+	*harness.World
+	scripts  npm.Folder
+	key      string // the operator's API key
+	ca       string // file with the CA of public URLs
+	resolver string // a resolv.conf that names the internet's DNS server
+}
+
+// newSite starts the gateway.
+func newSite(t *testing.T, changes ...func(*config.Config)) *site {
+	t.Helper()
+	s := &site{World: harness.NewWorld(t, func(c *config.Config) {
+		c.E2B.Enabled = true
+		c.Ingress.Domain = domain
+		for _, change := range changes {
+			change(c)
+		}
+	})}
+	s.key = strings.TrimSpace(s.KeyFile("api-key"))
+	v4, _ := s.Net.GatewayAddrs()
+	var pem []byte
+	err := errors.Join(
+		s.Net.SetRecords("*."+domain, "*."+domain+". 60 IN A "+v4.String()),
+		s.Client.Get(t.Context(), "/v2/ca", &pem),
+	)
+	dir := t.TempDir()
+	s.ca, s.resolver = filepath.Join(dir, "ca.pem"), filepath.Join(dir, "resolv.conf")
+	err = errors.Join(err, os.WriteFile(s.ca, pem, 0o600), os.WriteFile(s.resolver, []byte("nameserver 192.0.2.53\n"), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.serveDigests(t)
+	return s
+}
+
+// install installs the SDK, with the scripts of testdata.
+func (s *site) install(t *testing.T) {
+	t.Helper()
+	s.scripts = npm.Copy(t, "../sdk/testdata")
+	s.scripts.Add(t, "testdata", "e2b")
+}
+
+// tenant prepares a script that has two variables of E2B, and resolves names by the internet's DNS server.
+func (s *site) tenant(t *testing.T, script string, args ...string) *exec.Cmd {
+	inner := s.scripts.Command(t.Context(), script, args...)
+	mount := `mount --bind "$0" "$(realpath /etc/resolv.conf)" && exec "$@"`
+	cmd := exec.CommandContext(t.Context(), "unshare", append([]string{"--mount", "sh", "-c", mount, s.resolver}, inner.Args...)...)
+	cmd.Dir = inner.Dir
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.Dir, "NODE_EXTRA_CA_CERTS=" + s.ca, "E2B_API_KEY=" + s.key, "E2B_DOMAIN=" + domain}
+	return cmd
+}
+
+// digestHost is a server that answers with the SHA-256 of the request's Authorization, so that a test sees which secret it
+// received without the secret in the answer.
+const digestHost = "api.example.com"
+
+func (s *site) serveDigests(t *testing.T) {
+	t.Helper()
+	err := s.Net.ServeHTTP(digestHost, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sum := sha256.Sum256([]byte(r.Header.Get("Authorization")))
+		_, _ = io.WriteString(w, hex.EncodeToString(sum[:]))
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// gitPassword is the one that the server of repositories requires.
+const gitPassword = "git-password-of-the-test"
+
+// serveGit serves a repository at https://git.example.com/app.git to the user ada.
+func (s *site) serveGit(t *testing.T) {
+	t.Helper()
+	backend, err := testnet.GitBackend()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	for _, args := range [][]string{{"init", "-q", "--bare", "-b", "main", "app.git"}, {"-C", "app.git", "config", "http.receivepack", "true"}} {
+		cmd := exec.CommandContext(t.Context(), "git", args...)
+		cmd.Dir = root
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %v: %v %s", args, err, out)
+		}
+	}
+	smart := &cgi.Handler{Path: backend, Root: "/", Dir: root, Env: []string{"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "REMOTE_USER=ada"}, Stderr: io.Discard}
+	err = s.Net.ServeHTTP("git.example.com", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, password, ok := r.BasicAuth(); !ok || password != gitPassword {
+			w.Header().Set("WWW-Authenticate", `Basic realm="git"`)
+			http.Error(w, "a password is required", http.StatusUnauthorized)
+			return
+		}
+		body, err := io.ReadAll(r.Body) // CGI has no chunks
+		if err != nil {
+			return
+		}
+		r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(body)), int64(len(body)), nil
+		smart.ServeHTTP(w, r)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lines runs a command in the gateway's namespace.
+func (s *site) lines(cmd *exec.Cmd, each func(*json.Decoder) error) error {
+	return npm.Lines(s.Net.Gateway(), cmd, each)
+}

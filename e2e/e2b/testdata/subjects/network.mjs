@@ -1,0 +1,113 @@
+const secret = "sk-the-secret-of-the-network-test";
+const digests = process.env.DIGESTS;
+const code = (box, url, options = "") => box.commands.run(`curl -sS -m 20 -o /dev/null -w '%{http_code}' ${options} ${url} || echo failed`).then((d) => d.stdout);
+const reaches = async (assert, box, url) => assert.equal(await code(box, url), "200", url);
+const blocked = async (assert, box, url) => assert.match(await code(box, url), /failed|^403/, url);
+
+// serve starts a server that shows the headers of each request.
+const serve = (box, port) => box.commands.run(`exec python3 -c '
+import http.server, json
+class H(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps({"path": self.path, "headers": dict(self.headers)}).encode()
+        self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers(); self.wfile.write(body)
+    def log_message(self, *a): pass
+http.server.ThreadingHTTPServer(("0.0.0.0", ${port}), H).serve_forever()
+'`, { background: true, timeoutMs: 0 });
+const get = (box, port, headers, path = "/") => fetch(`https://${box.getHost(port)}${path}`, { headers });
+const token = (box) => ({ "e2b-traffic-access-token": box.trafficAccessToken });
+
+export default {
+  "a sandbox without options reaches the internet": async ({ create, assert }) => {
+    const box = await create({ timeoutMs: 120_000 });
+    await reaches(assert, box, "https://www.example.com/");
+    assert.notEqual((await box.getInfo()).allowInternetAccess, false);
+  },
+  "without internet access it reaches nothing": async ({ create, assert }) => {
+    const box = await create({ allowInternetAccess: false, timeoutMs: 120_000 });
+    await blocked(assert, box, "https://www.example.com/");
+    await blocked(assert, box, "http://198.51.100.12/");
+    assert.equal((await box.getInfo()).allowInternetAccess, false);
+  },
+  "only the allowed hosts": async ({ create, assert, ALL_TRAFFIC }, s) => {
+    s.box = await create({ network: { allowOut: ["www.example.com"], denyOut: [ALL_TRAFFIC] }, timeoutMs: 300_000 });
+    await reaches(assert, s.box, "https://www.example.com/");
+    await blocked(assert, s.box, "https://evil.example.net/");
+    await blocked(assert, s.box, "http://198.51.100.12/");
+    const { network } = await s.box.getInfo();
+    assert.deepEqual([network.allowOut, network.denyOut], [["www.example.com"], [ALL_TRAFFIC]]);
+  },
+  "selectors are functions": async ({ create, assert }) => {
+    const box = await create({ network: { allowOut: ({ rules }) => [...rules.keys()], denyOut: ({ allTraffic }) => [allTraffic], rules: { [digests]: [{}] } }, timeoutMs: 120_000 });
+    await reaches(assert, box, `https://${digests}/`);
+    await blocked(assert, box, "https://www.example.com/");
+  },
+  "denied addresses": async ({ create, assert }) => {
+    const box = await create({ network: { denyOut: ["198.51.100.12/32"] }, timeoutMs: 120_000 });
+    await blocked(assert, box, "http://198.51.100.12/");
+    await reaches(assert, box, "https://www.example.com/");
+  },
+  "the network of a running sandbox changes": async ({ assert, Sandbox }, s) => {
+    await s.box.updateNetwork({ allowOut: ["plain.example.com"], denyOut: ["0.0.0.0/0"] });
+    await reaches(assert, s.box, "http://plain.example.com/");
+    await blocked(assert, s.box, "https://www.example.com/");
+    await Sandbox.updateNetwork(s.box.sandboxId, { allowInternetAccess: false });
+    await blocked(assert, s.box, "http://plain.example.com/");
+    await s.box.updateNetwork({});
+    await reaches(assert, s.box, "https://www.example.com/");
+  },
+  "a rule sets a header that never enters the sandbox": async ({ create, assert, sha256 }, s) => {
+    s.injected = await create({ network: { allowOut: [digests], denyOut: ["0.0.0.0/0"], rules: { [digests]: [{ transform: { headers: { Authorization: `Bearer ${secret}` } } }] } }, timeoutMs: 300_000 });
+    assert.equal((await s.injected.commands.run(`curl -sS -H 'Authorization: own' https://${digests}/`)).stdout, sha256(`Bearer ${secret}`));
+    const found = await s.injected.commands.run(`grep -rls ${secret.slice(0, 12)} /home /tmp /etc /workspace 2>/dev/null | grep -v '^/proc'; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep -v '^_' | grep sk-the-secret; true`);
+    assert.equal(found.stdout, "");
+    const { network } = await s.injected.getInfo();
+    assert.ok(!JSON.stringify(network).includes(secret), "the API shows the secret");
+    assert.deepEqual(Object.keys(network.rules), [digests]);
+  },
+  "rules of a running sandbox change": async ({ assert, sha256 }, s) => {
+    await s.injected.updateNetwork({ allowOut: [digests], denyOut: ["0.0.0.0/0"], rules: { [digests]: [{ transform: () => ({ headers: { Authorization: "second" } }) }] } });
+    assert.equal((await s.injected.commands.run(`curl -sS https://${digests}/`)).stdout, sha256("second"));
+    await s.injected.updateNetwork({ allowOut: [digests], denyOut: ["0.0.0.0/0"] });
+    assert.equal((await s.injected.commands.run(`curl -sS https://${digests}/`)).stdout, sha256(""));
+  },
+  "what restricts nothing is refused": async ({ fails, sdk, Sandbox }) => {
+    await fails(Sandbox.create({ network: { allowOut: ["www.example.com"] } }), sdk.SandboxError, /^4\d\d: /);
+    await fails(Sandbox.create({ network: { allowOut: ["https://www.example.com/"], denyOut: ["0.0.0.0/0"] } }), sdk.SandboxError, /^4\d\d: /);
+  },
+  "a refused network leaves no sandbox": async ({ assert, fails, sdk, Sandbox }) => {
+    const metadata = { of: "refused" };
+    await fails(Sandbox.create({ metadata, network: { allowOut: ["a b"], denyOut: ["0.0.0.0/0"] } }), sdk.SandboxError, /^4\d\d: /);
+    assert.deepEqual(await Sandbox.list({ query: { metadata } }).nextItems(), []);
+  },
+  "a port with the traffic token": async ({ create, assert, until }, s) => {
+    s.web = await create({ timeoutMs: 300_000, network: { allowPublicTraffic: false } });
+    assert.ok(s.web.trafficAccessToken);
+    await serve(s.web, 3000);
+    const answer = await until("the server", async () => { const r = await get(s.web, 3000, token(s.web), "/a?b=c"); return r.status === 200 && r.json(); });
+    assert.equal(answer.path, "/a?b=c");
+    assert.ok(!JSON.stringify(answer.headers).includes(s.web.trafficAccessToken), "the token reached the sandbox");
+  },
+  "without it, or with a wrong one, not": async ({ assert }, s) => {
+    assert.ok([401, 403].includes((await get(s.web, 3000)).status));
+    assert.ok([401, 403].includes((await get(s.web, 3000, { "e2b-traffic-access-token": "wrong" })).status));
+  },
+  "a port where nothing listens": async ({ assert }, s) => {
+    assert.equal((await get(s.web, 3999, token(s.web))).status, 502);
+  },
+  "connect gives the traffic token again": async ({ assert, Sandbox }, s) => {
+    const again = await Sandbox.connect(s.web.sandboxId);
+    assert.ok(again.trafficAccessToken);
+    assert.equal((await get(s.web, 3000, token(again))).status, 200);
+  },
+  "the Host that the sandbox sees": async ({ create, assert, until }) => {
+    const outcome = await create({ timeoutMs: 120_000, network: { maskRequestHost: "localhost:${PORT}" } }).catch((e) => e);
+    if (outcome instanceof Error) { assert.match(outcome.message, /maskRequestHost/); return; }
+    await serve(outcome, 3000);
+    const answer = await until("the server", async () => { const r = await get(outcome, 3000, token(outcome)); return r.status === 200 && r.json(); });
+    assert.equal(answer.headers.Host, "localhost:3000");
+  },
+  "a proxy with a password is refused as an address": async ({ fails, sdk, Sandbox }) => {
+    await fails(Sandbox.create({ network: { egressProxy: { address: "198.51.100.7:1080", username: "u", password: "p" } } }), sdk.SandboxError, /^4\d\d: /);
+  },
+};
