@@ -2,6 +2,7 @@
 // or were refused.
 import * as sdk from "e2b";
 import assert from "node:assert/strict";
+import { AsyncLocalStorage } from "node:async_hooks";
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { Recorder } from "../shapes.mjs";
@@ -10,6 +11,9 @@ const shapes = process.env.SHAPES ? JSON.parse(readFileSync(process.env.SHAPES, 
 const recorder = new Recorder(shapes);
 const worked = new Set(), refusals = new Set();
 const methods = new WeakMap(); // error of a call → its method
+
+// calling is set during a call, so that calls that the SDK makes itself are not recorded.
+const calling = new AsyncLocalStorage();
 
 // ofErrors are the members that every error has.
 const ofErrors = ["name", "message", "stack", "cause"];
@@ -21,7 +25,7 @@ function spelled(member) {
   return `${of === "#" && type !== "E2B" ? type[0].toLowerCase() + type.slice(1) : type}.${name}`;
 }
 
-const fieldsOf = (kind) => Object.keys(shapes.instances[kind]?.object ?? {}).filter((name) => !ofErrors.includes(name));
+const fieldsOf = (kind) => Object.keys(shapes.instances[kind]?.object ?? {}).filter((name) => !kind.endsWith("Error") || !ofErrors.includes(name));
 const table = [...Object.keys(shapes.methods), ...Object.keys(shapes.instances).flatMap((kind) => fieldsOf(kind).map((name) => `${kind}#${name}`))];
 
 // watch wraps a function to record a call that succeeds.
@@ -37,8 +41,9 @@ function watch(method, fn) {
     throw error;
   };
   return function (...args) {
+    if (calling.getStore()) return fn.apply(this, args);
     let value;
-    try { value = fn.apply(this, args); } catch (error) { failed(error); }
+    try { value = calling.run(true, () => fn.apply(this, args)); } catch (error) { failed(error); }
     return value instanceof Promise ? value.then((v) => note(args, v), failed) : note(args, value);
   };
 }
@@ -78,7 +83,7 @@ async function admin(method, path, body) {
   const answer = await fetch(process.env.BOXGATE_URL + path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
   const text = await answer.text();
   assert.ok(answer.ok, `${method} ${path}: ${answer.status} ${text}`);
-  return text && JSON.parse(text);
+  return answer.headers.get("Content-Type") === "application/json" ? JSON.parse(text) : text;
 }
 
 // fails asserts that a call fails with an error of a class, and a sentence that matches.

@@ -35,7 +35,7 @@ export default {
     await blocked(assert, s.box, "https://evil.example.net/");
     await blocked(assert, s.box, "http://198.51.100.12/");
     const { network } = await s.box.getInfo();
-    assert.deepEqual([network.allowOut, network.denyOut], [["www.example.com"], [ALL_TRAFFIC]]);
+    assert.deepEqual([network.allowOut, network.denyOut], [["www.example.com"], [ALL_TRAFFIC, "::/0"]]);
   },
   "selectors are functions": async ({ create, assert }) => {
     const box = await create({ network: { allowOut: ({ rules }) => [...rules.keys()], denyOut: ({ allTraffic }) => [allTraffic], rules: { [digests]: [{}] } }, timeoutMs: 120_000 });

@@ -33,7 +33,7 @@ function branches(type) {
 
 const primitives = [
   [ts.TypeFlags.String, "string"], [ts.TypeFlags.Number, "number"], [ts.TypeFlags.BooleanLike, "boolean"], [ts.TypeFlags.Null, "null"],
-  [ts.TypeFlags.Undefined | ts.TypeFlags.Void, "undefined"], [ts.TypeFlags.Unknown | ts.TypeFlags.Any | ts.TypeFlags.TypeParameter, "unknown"], [ts.TypeFlags.Never, "never"],
+  [ts.TypeFlags.Undefined | ts.TypeFlags.Void, "undefined"], [ts.TypeFlags.Unknown | ts.TypeFlags.Any | ts.TypeFlags.TypeParameter | ts.TypeFlags.NonPrimitive, "unknown"], [ts.TypeFlags.Never, "never"],
 ];
 
 function shape(type) {
@@ -72,7 +72,8 @@ function method(signatures) {
       parameters[i] = parameters[i] ? { name: p.name, shape: { any: [parameters[i].shape, more] } } : { name: p.name, shape: more };
     }
   }
-  return { parameters, result: shape(signatures.at(-1).getReturnType()) };
+  const results = new Set(signatures.map((s) => JSON.stringify(shape(s.getReturnType()))));
+  return { parameters, result: results.size === 1 ? shape(signatures[0].getReturnType()) : { any: [...results].map((r) => JSON.parse(r)) } };
 }
 
 // members describes the methods of a class or its prototype, those in its namespaces, and its fields.
