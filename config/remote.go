@@ -48,5 +48,8 @@ func (e E2B) check(i Ingress, fail func(key, format string, args ...any)) {
 	}
 }
 
+// E2BLabel is the label below a domain of public URLs at which the control API of E2B's dialect is served.
+const E2BLabel = "api"
+
 // APIHost returns the host name below a domain of public URLs at which the control API of E2B's dialect is served.
-func (e E2B) APIHost(domain string) string { return "api." + domain }
+func (e E2B) APIHost(domain string) string { return E2BLabel + "." + domain }

@@ -154,6 +154,7 @@ type parts struct {
 	boxes      *state.Table
 	connected  *enforce.Registry
 	urlTable   *urls.Table
+	dialect    *dialectNames
 	domains    *urls.Domains
 	orders     *urls.Orders
 	ownURLs    *urls.OwnURLs

@@ -8,14 +8,21 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"strings"
+	"sync/atomic"
 
 	"boxgate/api"
+	"boxgate/api/e2b"
 	"boxgate/api/e2b/token"
 	"boxgate/api/server"
+	"boxgate/config"
 	"boxgate/host/keys"
+	"boxgate/host/urls"
+	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store"
 )
@@ -107,4 +114,50 @@ func (h *Host) stillValid(c api.Caller) bool {
 		}
 	}
 	return false
+}
+
+// sandboxPort is the port at which clients of E2B's SDK expect the API of a sandbox (envd).
+const sandboxPort = 49983
+
+// dialectNames serves the dialect of E2B's SDK at names of public URLs, once the admin API exists: the control API at api.{domain}, and
+// the API of sandboxes at port 49983 of every box, which boxes themselves cannot serve.
+type dialectNames struct {
+	turn  *adminTurn
+	admin atomic.Pointer[server.API]
+}
+
+// serveIn makes a table lead the names here.
+func (n *dialectNames) serveIn(t *urls.Table) {
+	t.ServeName(config.E2BLabel, n.handle(func(a *server.API, _ *http.Request) http.Handler { return a.Control() }))
+	t.ServePort(sandboxPort, func(box policy.BoxID) http.Handler {
+		return n.handle(func(a *server.API, r *http.Request) http.Handler {
+			r.Header.Set(e2b.SandboxHeader, string(box)) // for a successor, which is asked by the admin API's own path
+			return a.Sandbox(box)
+		})
+	})
+}
+
+// handle returns a handler that finds its handler in the admin API, while it is this process's turn.
+func (n *dialectNames) handle(find func(*server.API, *http.Request) http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		admin := n.admin.Load()
+		if admin == nil {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "the gateway is starting; try again", http.StatusServiceUnavailable)
+			return
+		}
+		n.turn.wrap(find(admin, r)).ServeHTTP(w, r)
+	})
+}
+
+// trafficHeader is the field in which clients of E2B's SDK send the token of shared ports.
+const trafficHeader = "e2b-traffic-access-token"
+
+// tokenHeaders returns the fields of requests that may have a token of a public URL, besides Authorization.
+func (p *parts) tokenHeaders() []string {
+	own := p.cfg.Ingress.TokenHeaders
+	if !p.cfg.E2B.Enabled || slices.ContainsFunc(own, func(name string) bool { return strings.EqualFold(name, trafficHeader) }) {
+		return own
+	}
+	return append(slices.Clone(own), trafficHeader)
 }

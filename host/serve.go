@@ -96,6 +96,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	h.parts.dialect.admin.Store(admin)
 	adminServer, metrics, err := h.httpServers(admin)
 	if err != nil {
 		return err
