@@ -128,17 +128,18 @@ type dialectNames struct {
 
 // serveIn makes a table lead the names here.
 func (n *dialectNames) serveIn(t *urls.Table) {
-	t.ServeName(config.E2BLabel, n.handle(func(a *server.API, _ *http.Request) http.Handler { return a.Control() }))
+	t.ServeName(config.E2BLabel, n.handle(e2b.IsControl, func(a *server.API, _ *http.Request) http.Handler { return a.Control() }))
 	t.ServePort(sandboxPort, func(box policy.BoxID) http.Handler {
-		return n.handle(func(a *server.API, r *http.Request) http.Handler {
+		return n.handle(e2b.IsSandbox, func(a *server.API, r *http.Request) http.Handler {
 			r.Header.Set(e2b.SandboxHeader, string(box)) // for a successor, which is asked by the admin API's own path
 			return a.Sandbox(box)
 		})
 	})
 }
 
-// handle returns a handler that finds its handler in the admin API, while it is this process's turn.
-func (n *dialectNames) handle(find func(*server.API, *http.Request) http.Handler) http.Handler {
+// handle returns a handler that finds its handler in the admin API, while it is this process's turn. A successor's whole API must not be
+// reached here, so only paths of the dialect are forwarded to it; the handler refuses others.
+func (n *dialectNames) handle(serves func(path string) bool, find func(*server.API, *http.Request) http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		admin := n.admin.Load()
 		if admin == nil {
@@ -146,7 +147,11 @@ func (n *dialectNames) handle(find func(*server.API, *http.Request) http.Handler
 			http.Error(w, "the gateway is starting; try again", http.StatusServiceUnavailable)
 			return
 		}
-		n.turn.wrap(find(admin, r)).ServeHTTP(w, r)
+		h := find(admin, r)
+		if serves(r.URL.Path) {
+			h = n.turn.wrap(h)
+		}
+		h.ServeHTTP(w, r)
 	})
 }
 
