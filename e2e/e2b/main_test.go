@@ -19,6 +19,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/e2e/harness/npm"
 	"boxgate/internal/testnet"
+	"boxgate/secrets"
 )
 
 func TestMain(m *testing.M) { harness.Main(m) }
@@ -41,6 +42,7 @@ func newSite(t *testing.T, changes ...func(*config.Config)) *site {
 	s := &site{World: harness.NewWorld(t, func(c *config.Config) {
 		c.E2B.Enabled = true
 		c.Ingress.Domain = domain
+		c.Secrets.Sources = map[string]secrets.Source{"openai": {Command: []string{"echo", "sk-of-the-operator"}}, "other": {Command: []string{"echo", "other"}}}
 		for _, change := range changes {
 			change(c)
 		}

@@ -16,7 +16,7 @@ const methods = new WeakMap(); // error of a call → its method
 const calling = new AsyncLocalStorage();
 
 // ofErrors are the members that every error has.
-const ofErrors = ["name", "message", "stack", "cause"];
+const ofErrors = ["name", "message", "stack", "cause", "statusCode"];
 
 // spelled returns the name of a member as users write it: Sandbox.create, sandbox.kill, commandHandle.wait.
 function spelled(member) {
@@ -60,6 +60,24 @@ function watchMembers(owner, prefix) {
   }
 }
 
+// watchGetters records the getters of a class that a test reads, once they have a value.
+function watchGetters(prototype, kind) {
+  for (; prototype && prototype !== Error.prototype && prototype !== Object.prototype; prototype = Object.getPrototypeOf(prototype)) {
+    for (const name of fieldsOf(kind)) {
+      const was = Object.getOwnPropertyDescriptor(prototype, name);
+      if (!was?.get || watched.has(was.get)) continue;
+      const get = function () {
+        const value = was.get.call(this);
+        const of = kinds.find((k) => this.constructor.name === k) ?? kind; // of a class below that of the getter
+        if (value !== undefined && !calling.getStore()) worked.add(`${of}#${name}`);
+        return value;
+      };
+      watched.add(get);
+      Object.defineProperty(prototype, name, { ...was, get });
+    }
+  }
+}
+
 const kinds = Object.keys(shapes.instances);
 
 // observe watches the methods of an instance of the SDK's classes, and records the fields that it has.
@@ -68,7 +86,9 @@ function observe(value) {
   const kind = kinds.find((kind) => value?.constructor?.name === kind || sdk[kind] && typeof sdk[kind] === "function" && value?.constructor === sdk[kind]);
   if (!kind) return value;
   watchMembers(value.constructor.prototype, `${kind}#`);
-  for (const name of fieldsOf(kind)) if (value[name] !== undefined) worked.add(`${kind}#${name}`);
+  watchGetters(value.constructor.prototype, kind);
+  const own = Object.keys(shapes.methods).filter((m) => m.startsWith(`${kind}#`)).map((m) => m.slice(kind.length + 1)).filter((name) => Object.hasOwn(value, name));
+  for (const name of [...fieldsOf(kind), ...own]) if (value[name] !== undefined) worked.add(`${kind}#${name}`);
   return value;
 }
 

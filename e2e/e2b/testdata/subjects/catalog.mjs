@@ -56,10 +56,12 @@ export default {
   "secrets that exist": async ({ assert, Secret, fails, sdk }) => {
     assert.equal(await Secret.exists("no-such-secret"), false);
     await fails(Secret.getInfo("no-such-secret"), sdk.SecretNotFoundError, /not found/);
-    const pages = Secret.list({ limit: 10 });
-    assert.ok(Array.isArray(await pages.nextItems()));
-    assert.equal(pages.hasNext, false);
-    assert.equal(pages.nextToken, undefined);
+    const pages = Secret.list({ limit: 1 });
+    const names = [];
+    while (pages.hasNext) { names.push(...(await pages.nextItems()).map((i) => i.name)); if (pages.hasNext) assert.ok(pages.nextToken); }
+    assert.deepEqual(names.sort(), ["openai", "other"]);
+    assert.equal((await Secret.getInfo("openai")).name, "openai");
+    assert.equal(await Secret.exists("openai"), true);
   },
   "placeholders": async ({ assert, Secret }) => {
     assert.equal(Secret.fill("openai"), "${e2b.secrets.openai}");
@@ -75,8 +77,10 @@ export default {
     if (destroyed instanceof Error) await refused(Volume.destroy("vol"), sdk.VolumeError, sentence);
     await fails(Sandbox.create({ volumeMounts: { "/data": "data" } }), sdk.SandboxError, sentence);
   },
-  "the contents of a volume likewise": async ({ Volume, refused, observe, sdk }) => {
-    const v = observe(new Volume("vol", "data", "token", process.env.E2B_DOMAIN, false, undefined));
+  "the contents of a volume likewise": async ({ assert, Volume, refused, observe }) => {
+    let v = observe(new Volume("vol", "data", "token", process.env.E2B_DOMAIN, false, "http://proxy.example"));
+    assert.equal(v.proxy, "http://proxy.example");
+    v = observe(new Volume("vol", "data", "token", process.env.E2B_DOMAIN, false));
     for (const call of [() => v.list("/"), () => v.makeDir("/d"), () => v.getInfo("/f"), () => v.exists("/f"), () => v.updateMetadata("/f", { mode: 0o600 }), () => v.readFile("/f"), () => v.writeFile("/f", "x"), () => v.remove("/f")]) {
       await refused(call(), Error, /./);
     }

@@ -87,7 +87,7 @@ export default {
   },
   "initialising the API is refused": async ({ assert }, s) => {
     const answer = await envd(s.box, "/init", { body: { accessToken: "mine", envVars: {} }, headers: { "X-Access-Token": s.box.envdAccessToken } });
-    assert.ok(answer.status >= 400 && answer.status < 500, `${answer.status} ${answer.text}`);
+    assert.ok([404, 501].includes(answer.status), `${answer.status} ${answer.text}`);
     assert.equal((await stat(s.box, s.box.envdAccessToken)).status, 200);
   },
   "what a call of an unknown method looks like": async ({ assert }, s) => {
@@ -113,7 +113,8 @@ export default {
   "a killed sandbox": async ({ assert, Sandbox }, s) => {
     const token = s.other.envdAccessToken;
     await s.other.kill();
-    assert.ok([401, 404, 502].includes((await stat(s.other, token)).status));
+    const answer = await stat(s.other, token);
+    assert.ok([401, 404, 502, 503].includes(answer.status), `${answer.status} ${answer.text}`);
     assert.equal(await s.other.isRunning(), false);
   },
   "calls are in the audit trail": async ({ admin, assert, until }, s) => {

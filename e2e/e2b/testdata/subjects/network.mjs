@@ -65,6 +65,10 @@ export default {
     assert.ok(!JSON.stringify(network).includes(secret), "the API shows the secret");
     assert.deepEqual(Object.keys(network.rules), [digests]);
   },
+  "a header with a secret of the operator's": async ({ create, assert, sha256, Secret }) => {
+    const box = await create({ network: { rules: { [digests]: [{ transform: { headers: { Authorization: `Bearer ${Secret.fill("openai")}` } } }] } }, timeoutMs: 120_000 });
+    assert.equal((await box.commands.run(`curl -sS https://${digests}/`)).stdout, sha256("Bearer sk-of-the-operator"));
+  },
   "rules of a running sandbox change": async ({ assert, sha256 }, s) => {
     await s.injected.updateNetwork({ allowOut: [digests], denyOut: ["0.0.0.0/0"], rules: { [digests]: [{ transform: () => ({ headers: { Authorization: "second" } }) }] } });
     assert.equal((await s.injected.commands.run(`curl -sS https://${digests}/`)).stdout, sha256("second"));

@@ -88,7 +88,7 @@ export default {
   "at its timeout a sandbox is killed": async ({ assert, create, until, Sandbox }) => {
     const box = await create({ timeoutMs: 1_000 });
     await until("the end", async () => !(await box.isRunning()));
-    assert.equal(await Sandbox.kill(box.sandboxId), false);
+    await until("its deletion", async () => !(await Sandbox.kill(box.sandboxId)));
   },
   "or paused, and resumed by a call": async ({ assert, create, until }) => {
     const box = await create({ timeoutMs: 1_000, lifecycle: { onTimeout: "pause", autoResume: true } });
