@@ -151,6 +151,10 @@ func (e *Endpoints) ServeBox(w http.ResponseWriter, r *http.Request, id string) 
 
 // serve serves an admitted request, and returns the error that it was answered with.
 func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request, box api.Box, valid func() bool) error {
+	if box.PausedAtEnd && !box.AutoResume { // only a call of connect resumes it
+		gone(w, string(box.ID))
+		return api.Errorf(api.ErrConflict, "sandbox %s was paused at its end", box.ID)
+	}
 	if rpc, ok := e.rpcs[r.URL.Path]; ok {
 		return e.serveRPC(w, r, box, valid, rpc)
 	}

@@ -42,6 +42,7 @@ export default {
   "a killed command": async ({ assert, fails, CommandExitError }, s) => {
     assert.equal(await s.box.commands.kill(s.sleeper.pid), true);
     const error = await fails(s.sleeper.wait(), CommandExitError, /killed/);
+    assert.match(s.sleeper.error, /killed/);
     assert.equal(await s.box.commands.kill(s.sleeper.pid), false);
     assert.ok(!(await s.box.commands.list()).some((p) => p.pid === s.sleeper.pid));
     assert.notEqual(error.exitCode, 0);

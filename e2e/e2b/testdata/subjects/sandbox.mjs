@@ -25,8 +25,11 @@ export default {
     assert.equal((await s.box.commands.run("whoami; pwd; echo $HOME $USER")).stdout, "user\n/home/user\n/home/user user\n");
     assert.equal((await s.box.commands.run("id -u", { user: "user" })).stdout, "1000\n");
   },
-  "root is refused without launcher.root": async ({ fails, sdk }, s) => {
-    await fails(s.box.commands.run("id", { user: "root" }), Error, /launcher\.root/);
+  "commands as root, and no other user": async ({ assert, fails, sdk }, s) => {
+    assert.equal((await s.box.commands.run("id -un; pwd", { user: "root" })).stdout, "root\n/root\n");
+    await s.box.commands.run("touch /etc/of-root", { user: "root" });
+    await fails(s.box.commands.run("touch /etc/of-user"), sdk.CommandExitError, /exit status 1/);
+    await fails(s.box.commands.run("id", { user: "mallory" }), sdk.AuthenticationError, /mallory/);
   },
   "the timeout moves, both ways": async ({ assert, Sandbox }, s) => {
     await s.box.setTimeout(600_000);
@@ -97,9 +100,9 @@ export default {
     assert.equal((await box.commands.run("echo awake")).stdout, "awake\n");
     assert.equal((await box.getInfo()).state, "running");
   },
-  "without autoResume a call does not wake it": async ({ assert, create, fails, Sandbox, TimeoutError, NotFoundError }) => {
-    const box = await create({ timeoutMs: 300_000, lifecycle: { onTimeout: "pause", autoResume: false } });
-    await box.pause();
+  "without autoResume a call does not wake it": async ({ assert, create, until, Sandbox, TimeoutError, NotFoundError }) => {
+    const box = await create({ timeoutMs: 1_000, lifecycle: { onTimeout: "pause", autoResume: false } });
+    await until("the pause", async () => (await box.getInfo()).state === "paused");
     assert.equal(await box.isRunning(), false);
     const error = await box.commands.run("true").then(() => null, (e) => e);
     assert.ok(error instanceof TimeoutError || error instanceof NotFoundError, String(error));

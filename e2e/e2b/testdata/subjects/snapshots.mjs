@@ -27,7 +27,7 @@ export default {
   "snapshots are templates": async ({ assert, Template, Sandbox, create }, s) => {
     assert.equal(await Template.exists("driver-first"), true);
     const box = await create({ template: s.second.snapshotId, metadata: { of: "a snapshot" }, timeoutMs: 120_000 });
-    const listed = await Sandbox.list({ query: { metadata: { of: "a snapshot" }, template: s.second.snapshotId } }).nextItems();
+    const listed = await Sandbox.list({ query: { metadata: { of: "a snapshot" }, template: (await box.getInfo()).templateId } }).nextItems();
     assert.deepEqual(listed.map((i) => i.sandboxId), [box.sandboxId]);
   },
   "it survives the sandbox": async ({ assert, create }, s) => {
