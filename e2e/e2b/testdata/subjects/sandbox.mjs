@@ -107,8 +107,11 @@ export default {
     const error = await box.commands.run("true").then(() => null, (e) => e);
     assert.ok(error instanceof TimeoutError || error instanceof NotFoundError, String(error));
     assert.equal((await box.getInfo()).state, "paused");
-    await Sandbox.connect(box.sandboxId);
+    await Sandbox.connect(box.sandboxId, { timeoutMs: 300_000 });
     assert.equal((await box.commands.run("echo back")).stdout, "back\n");
+    await box.pause();
+    await assert.rejects(box.files.read("any"));
+    assert.equal((await box.getInfo()).state, "paused");
   },
   "pause without memory and a reboot": async ({ assert, create, Sandbox }) => {
     const box = await create({ timeoutMs: 300_000 });
