@@ -255,7 +255,7 @@ func (l *lifetimes) setEnd(ctx context.Context, id policy.BoxID, end api.End) (i
 	case record.OnEnd != api.EndPause:
 		record.TTL = 0
 	case record.TTL == 0 && !record.ExpiresAt.IsZero() && !record.PausedAtEnd:
-		record.TTL = max(l.left(b), time.Second)
+		record.TTL = max(left(record, l.now()), time.Second)
 	}
 	if err := l.records.Update(record); err != nil {
 		return is, was, change.NotStored(l.log, "what happens at the end of the box could not be stored, and has not changed", err)
@@ -340,7 +340,7 @@ func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (
 		return api.Box{}, was, err
 	}
 	record.Ephemeral = record.Ephemeral && !record.ExpiresAt.IsZero() // an ephemeral box is one with an end
-	record.UpdatedAt = now
+	record.UpdatedAt = now.Wall
 	if record.OnEnd == api.EndPause {
 		record.TTL = cmp.Or(to.TTL, record.TTL, to.Extend)
 	}
