@@ -35,18 +35,20 @@ var (
 )
 
 // later are metrics that a gateway shows only after their first event: certificates of issuers, secrets, requests to
-// public URLs and to models, self-tests.
+// public URLs and to models, self-tests, its membership in a fleet.
 var later = []string{
 	"boxgate_certificates_failing", "boxgate_certificates_failed_total", "boxgate_certificates_obtained_total",
 	"boxgate_secret_refreshes_total", "boxgate_secret_refresh_failures_total", "boxgate_secret_read_timestamp_seconds", "boxgate_secret_expiry_timestamp_seconds",
 	"boxgate_url_requests_total", "boxgate_selftest_decisions_total", "boxgate_boxes_ended_total",
 	"boxgate_model_requests_total", "boxgate_model_tokens_total", "boxgate_model_cost_usd_total", "boxgate_model_refused_total",
+	"boxgate_fleet_fenced", "boxgate_fleet_lease_seconds", "boxgate_fleet_hosts", "boxgate_fleet_revision", "boxgate_fleet_current_timestamp_seconds",
+	"boxgate_fleet_listings_total", "boxgate_fleet_certificate_expiry_timestamp_seconds",
 }
 
 // inSources reports whether the sources contain a metric of that name.
 func inSources(t *testing.T, name string) bool {
 	t.Helper()
-	return exec.Command("grep", "-rqF", "--include=*.go", "--exclude=*_test.go", `"`+name+`"`, "../../audit", "../../host", "../../llm", "../../secrets").Run() == nil
+	return exec.Command("grep", "-rqF", "--include=*.go", "--exclude=*_test.go", `"`+name+`"`, "../../audit", "../../fleet", "../../host", "../../llm", "../../secrets").Run() == nil
 }
 
 // TestMetrics: the gateway's metrics, docs/metrics.md, and the metrics in the dashboard and the alerts are the same.
