@@ -126,14 +126,15 @@ type dialectNames struct {
 	admin atomic.Pointer[server.API]
 }
 
-// serveIn makes a table lead the names here.
-func (n *dialectNames) serveIn(t *urls.Table) {
+// serveIn makes a table lead the names here. isBox reports whether a box exists.
+func (n *dialectNames) serveIn(t *urls.Table, isBox func(policy.BoxID) bool) {
 	t.ServeName(config.E2BLabel, n.handle(e2b.IsControl, func(a *server.API, _ *http.Request) http.Handler { return a.Control() }))
-	t.ServePort(sandboxPort, func(box policy.BoxID) http.Handler {
-		return n.handle(e2b.IsSandbox, func(a *server.API, r *http.Request) http.Handler {
+	t.ServePort(sandboxPort, func(box policy.BoxID) (http.Handler, bool) {
+		h := n.handle(e2b.IsSandbox, func(a *server.API, r *http.Request) http.Handler {
 			r.Header.Set(e2b.SandboxHeader, string(box)) // for a successor, which is asked by the admin API's own path
 			return a.Sandbox(box)
 		})
+		return h, isBox(box)
 	})
 }
 

@@ -56,7 +56,7 @@ func TestOwnHandler(t *testing.T) {
 		t.Error("a box was woken")
 	}
 	f.event(t, func(e audit.Event) bool {
-		return e.Name == "own"+domain && e.Reason == name.ReasonURL && e.Status == 200
+		return e.Name == "own"+domain && e.Reason == name.ReasonURL && e.Status == 200 && e.Action == audit.ActionAnswer // coalesced
 	})
 }
 

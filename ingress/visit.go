@@ -113,10 +113,13 @@ func (g *core) mayWait(v *visit) bool {
 	return strings.HasPrefix(v.path, pages.Reserved) || g.Accounts != nil && bareHost(v.host) == g.Accounts.host
 }
 
-// allow records that an admitted request is forwarded. A 502 changes that again.
+// allow records that an admitted request is forwarded. A 502 changes that again. The gateway's own handlers admit strangers, whom they
+// refuse themselves: their requests are coalesced like other answers of the gateway, and are recorded when they end.
 func (g *core) allow(v *visit) bool {
 	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, name.ReasonURL, audit.ActionForward
-	if g.Audit != nil {
+	if v.target.Handler != nil {
+		v.event.Action = audit.ActionAnswer
+	} else if g.Audit != nil {
 		v.opening.Begin(g.Audit, &v.event)
 	}
 	return true

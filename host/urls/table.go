@@ -25,14 +25,14 @@ type Table struct {
 	mu     sync.RWMutex
 	byHost map[string]ingress.Target
 	shared map[policy.BoxID]sharedPorts
-	ports  map[uint16]func(policy.BoxID) http.Handler // the gateway's own, of every box
+	ports  map[uint16]func(policy.BoxID) (http.Handler, bool) // the gateway's own, of every box
 }
 
 // NewTable returns an empty table. own is the host for sign-in, which may be empty.
 func NewTable(names config.Ingress, own string) *Table {
 	return &Table{
 		names: names, ownHost: own, byHost: map[string]ingress.Target{}, shared: map[policy.BoxID]sharedPorts{},
-		ports: map[uint16]func(policy.BoxID) http.Handler{},
+		ports: map[uint16]func(policy.BoxID) (http.Handler, bool){},
 	}
 }
 
@@ -46,9 +46,10 @@ func (t *Table) ServeName(label string, h http.Handler) {
 }
 
 // ServePort lets handlers serve a port of every box at its host names, instead of the box. of returns the handler for an ID, even if
-// no box has it; nil: there is no such host name. It is called for every request and must be fast, and call no method of the table.
+// no box has it; nil: there is no such host name. It also reports whether there is such a box: visitors make IDs up, so that only the
+// IDs of boxes are logged. It is called for every request and must be fast, and call no method of the table.
 // Otherwise see [Table.ServeName]. Call ServePort before URLs are recovered.
-func (t *Table) ServePort(port uint16, of func(policy.BoxID) http.Handler) {
+func (t *Table) ServePort(port uint16, of func(policy.BoxID) (h http.Handler, known bool)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.ports[port] = of
@@ -82,9 +83,12 @@ func (t *Table) impliedLocked(host string) (ingress.Target, bool) {
 		return ingress.Target{}, false
 	}
 	if of := t.ports[port]; of != nil {
-		h := of(id)
+		h, known := of(id)
 		if h == nil {
 			return ingress.Target{}, false
+		}
+		if !known {
+			id = ""
 		}
 		return ownTarget(strconv.Itoa(int(port)), id, h), true
 	}
@@ -97,7 +101,7 @@ func (t *Table) impliedLocked(host string) (ingress.Target, bool) {
 	return ingress.Target{}, false
 }
 
-// ownTarget returns the target of a handler. The ID does not name the box, because the ingress counts by it and visitors make IDs up.
+// ownTarget returns the target of a handler, for an existing box or "". The ID does not name the box, because the ingress counts by it and visitors make IDs up.
 func ownTarget(label string, box policy.BoxID, h http.Handler) ingress.Target {
 	return ingress.Target{ID: "own " + label, Box: box, Handler: h, Auth: ingress.Auth{Open: true}, Protocol: ingress.HTTP1}
 }

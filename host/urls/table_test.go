@@ -34,11 +34,11 @@ func TestTableOrder(t *testing.T) {
 		c := config.Ingress{Domain: "preview.test", Names: names}
 		tb := NewTable(c, "auth.preview.test")
 		tb.ServeName("api", http.NotFoundHandler())
-		tb.ServePort(49983, func(id policy.BoxID) http.Handler {
+		tb.ServePort(49983, func(id policy.BoxID) (http.Handler, bool) {
 			if id == boxA {
-				return http.NotFoundHandler()
+				return http.NotFoundHandler(), true
 			}
-			return nil
+			return nil, false
 		})
 		shareA(tb, func(p *store.SharedPorts) {
 			p.Except, p.HTTPS, p.Host = []uint16{22}, []uint16{8443}, "localhost:${PORT}"
@@ -75,9 +75,14 @@ func TestTableOfTheGateway(t *testing.T) {
 	c := config.Ingress{Domain: "preview.test"}
 	tb := NewTable(c, "auth.preview.test")
 	tb.ServeName("api", http.NotFoundHandler())
-	tb.ServePort(49983, func(policy.BoxID) http.Handler { return http.NotFoundHandler() })
+	tb.ServePort(49983, func(id policy.BoxID) (http.Handler, bool) { return http.NotFoundHandler(), id == boxA })
 	shareA(tb, nil)
 	tb.set([]string{c.HostName(boxA, 80)}, ingress.Target{ID: "url", Box: boxA})
+	for id, want := range map[policy.BoxID]policy.BoxID{boxA: boxA, boxB: ""} {
+		if got, ok := tb.Lookup(c.HostName(id, 49983)); !ok || got.Box != want {
+			t.Errorf("a request to the gateway's own port of %s is logged for box %q", id, got.Box)
+		}
+	}
 	shared, url := "81-"+string(boxA)+".preview.test", c.HostName(boxA, 80)
 	for host, want := range map[string][2]bool{ // found by boxes, certified
 		"api.preview.test": {false, true}, "49983-" + string(boxA) + ".preview.test": {false, false}, shared: {true, false}, url: {true, true},
