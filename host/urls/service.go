@@ -118,22 +118,7 @@ func (u *Service) urlView(r store.URL) (api.URL, error) {
 
 // CreateURL implements the Host of [boxgate/api/urls].
 func (u *Service) CreateURL(ctx context.Context, id policy.BoxID, req api.URLRequest) (api.URL, error) {
-	if err := u.permits(req); err != nil {
-		return api.URL{}, err
-	}
-	if u.config.Table.IsOwn(req.Port) {
-		return api.URL{}, change.InvalidAt("/port", "is served by the gateway itself for every box")
-	}
-	hostnames, err := u.ownDomains(req.Hostnames)
-	if err != nil {
-		return api.URL{}, err
-	}
-	// Before the box is locked, because nameservers may be slow.
-	had, err := u.domainsOf(id, req.Port)
-	if err != nil {
-		return api.URL{}, err
-	}
-	claim, pending, err := u.config.Domains.claim(ctx, api.CallerOf(ctx), req.Hostnames, had)
+	asked, err := u.claimFor(ctx, id, req)
 	if err != nil {
 		return api.URL{}, err
 	}
@@ -145,30 +130,62 @@ func (u *Service) CreateURL(ctx context.Context, id policy.BoxID, req api.URLReq
 	if b.IsRemote() {
 		return api.URL{}, api.Errorf(api.ErrConflict, "box %s runs elsewhere: the gateway cannot connect to its ports", id)
 	}
-	record := store.URL{
-		Box: id, Port: req.Port, Pending: pending, Protocol: req.Protocol, CreatedAt: time.Now(), Origins: req.Origins, Key: newURLKey(),
-		Hostnames: slices.DeleteFunc(hostnames, func(host string) bool { return slices.Contains(pending, host) }),
-	}
-	if claim.Key != store.OperatorKey {
-		record.Owner = claim.Key
-	}
+	record := asked.record(id, req, time.Now())
 	done, err := u.reserve(ctx, record)
 	if err != nil {
 		return api.URL{}, err
 	}
 	defer done()
-	record.Accounts = (*store.Accounts)(req.Accounts)
-	if req.ExpiresIn > 0 {
-		record.ExpiresAt = record.CreatedAt.Add(req.ExpiresIn)
-	}
 	made := credentialsFor(req, &record)
-	if err := u.storeURL(record, claim); err != nil {
+	if err := u.storeURL(record, asked.claim); err != nil {
 		return api.URL{}, err
 	}
 	u.putInService(record, b.V4)
 	view, err := u.urlView(record)
 	view.Token, view.Username, view.Password = made.Token, made.Username, made.Password
 	return view, err
+}
+
+// claimed are the custom domains of a new URL, after the proof of control.
+type claimed struct {
+	claim     store.Claim
+	hostnames []string // all of them
+	pending   []string // those without a proof
+}
+
+// claimFor checks a request for a URL and claims its custom domains. The box must not be locked, because nameservers may be slow.
+func (u *Service) claimFor(ctx context.Context, id policy.BoxID, req api.URLRequest) (c claimed, err error) {
+	if err = u.permits(req); err != nil {
+		return c, err
+	}
+	if u.config.Table.IsOwn(req.Port) {
+		return c, change.InvalidAt("/port", "is served by the gateway itself for every box")
+	}
+	if c.hostnames, err = u.ownDomains(req.Hostnames); err != nil {
+		return c, err
+	}
+	had, err := u.domainsOf(id, req.Port)
+	if err != nil {
+		return c, err
+	}
+	c.claim, c.pending, err = u.config.Domains.claim(ctx, api.CallerOf(ctx), req.Hostnames, had)
+	return c, err
+}
+
+// record returns the record of a new URL, without its credentials.
+func (c *claimed) record(id policy.BoxID, req api.URLRequest, now time.Time) store.URL {
+	r := store.URL{
+		Box: id, Port: req.Port, Pending: c.pending, Protocol: req.Protocol, CreatedAt: now, Origins: req.Origins, Key: newURLKey(),
+		Hostnames: slices.DeleteFunc(c.hostnames, func(host string) bool { return slices.Contains(c.pending, host) }),
+		Accounts:  (*store.Accounts)(req.Accounts),
+	}
+	if c.claim.Key != store.OperatorKey {
+		r.Owner = c.claim.Key
+	}
+	if req.ExpiresIn > 0 {
+		r.ExpiresAt = now.Add(req.ExpiresIn)
+	}
+	return r
 }
 
 // putInService puts a stored URL into the table, and cuts the visitors whom its port had before: of the URL that it replaces, or of the
