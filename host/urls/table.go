@@ -206,12 +206,23 @@ func (t *Table) sharedOf(id policy.BoxID) string {
 	return t.shared[id].base.ID
 }
 
-// RemoveID removes the hosts of one URL, or the shared ports of that ID.
+// RemoveID removes the hosts of one URL, or the shared ports of that ID. The port of a URL stays closed: the box's shared ports,
+// which are open to others, do not take it over. A successor orders this, and may have replaced the URL.
 func (t *Table) RemoveID(id string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	maps.DeleteFunc(t.byHost, func(_ string, target ingress.Target) bool { return target.Handler == nil && target.ID == id })
 	maps.DeleteFunc(t.shared, func(_ policy.BoxID, s sharedPorts) bool { return s.base.ID == id })
+	for host, target := range t.byHost {
+		if target.Handler != nil || target.ID != id {
+			continue
+		}
+		if _, shares := t.shared[target.Box]; shares && host == t.names.HostName(target.Box, target.Addr.Port()) {
+			target.Auth, target.Access = ingress.Auth{}, nil // lets no visitor in
+			t.byHost[host] = target
+			continue
+		}
+		delete(t.byHost, host)
+	}
 }
 
 // RemoveBox removes the URLs of a box, and its shared ports.

@@ -77,7 +77,7 @@ func TestTableOfTheGateway(t *testing.T) {
 	tb.ServeName("api", http.NotFoundHandler())
 	tb.ServePort(49983, func(id policy.BoxID) (http.Handler, bool) { return http.NotFoundHandler(), id == boxA })
 	shareA(tb, nil)
-	tb.set([]string{c.HostName(boxA, 80)}, ingress.Target{ID: "url", Box: boxA})
+	tb.set([]string{c.HostName(boxA, 80)}, ingress.Target{ID: "url", Box: boxA, Addr: netip.MustParseAddrPort("10.200.0.2:80"), Auth: ingress.Auth{Open: true}})
 	for id, want := range map[policy.BoxID]policy.BoxID{boxA: boxA, boxB: ""} {
 		if got, ok := tb.Lookup(c.HostName(id, 49983)); !ok || got.Box != want {
 			t.Errorf("a request to the gateway's own port of %s is logged for box %q", id, got.Box)
@@ -92,9 +92,18 @@ func TestTableOfTheGateway(t *testing.T) {
 			t.Errorf("%s: %v", host, got)
 		}
 	}
+	tb.RemoveID("url")
+	for _, host := range []string{url, "80-" + string(boxA) + ".preview.test"} {
+		if got, ok := tb.Lookup(host); !ok || got.ID != "url" || got.Auth.Open || got.Auth.Bearer != nil {
+			t.Errorf("the shared ports take over the port of a URL that a successor has replaced: %+v", got.Auth)
+		}
+	}
 	tb.RemoveID(tb.sharedOf(boxA))
 	if tb.Has(shared) || !tb.Has(url) {
 		t.Error("the shared ports outlive their end, or end the URL")
+	}
+	if tb.RemoveID("url"); tb.Has(url) {
+		t.Error("a deleted URL is found")
 	}
 	shareA(tb, nil)
 	tb.RemoveBox(boxA)
