@@ -16,6 +16,9 @@ const (
 	wakeWait = 10 * time.Second
 	// wakeTime is how long waking a box may take.
 	wakeTime = 2 * time.Minute
+	// maxDoors is how many ports of a box are awaited at a time. A visitor whom the box shares all its ports with can ask for thousands,
+	// and each is probed until its program listens.
+	maxDoors = 16
 )
 
 // errWaking reports a box that is not awake yet.
@@ -35,6 +38,7 @@ var ErrSpent = errors.New("the box has used up its quota")
 type wakers struct {
 	mu    sync.Mutex
 	calls map[door]*waking
+	doors map[policy.BoxID]int // of calls
 }
 
 // door is the port of a box that requests wait for.
@@ -90,7 +94,7 @@ func (g *core) awaken(ctx context.Context, call *waking) error {
 }
 
 // join returns the running attempt to wake a box, or begins one. The attempt continues when the requests that wait for it have
-// gone.
+// gone. With [maxDoors] attempts of the box, it returns one that has ended with errWaking.
 func (w *wakers) join(wake func(context.Context, policy.BoxID, uint16) error, t Target) *waking {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -99,10 +103,16 @@ func (w *wakers) join(wake func(context.Context, policy.BoxID, uint16) error, t 
 		return call
 	}
 	if w.calls == nil {
-		w.calls = map[door]*waking{}
+		w.calls, w.doors = map[door]*waking{}, map[policy.BoxID]int{}
 	}
 	call := &waking{done: make(chan struct{})}
+	if w.doors[to.box] >= maxDoors {
+		call.err = errWaking
+		close(call.done)
+		return call
+	}
 	w.calls[to] = call
+	w.doors[to.box]++
 	go func() {
 		defer w.finishWake(to, call)
 		ctx, cancel := context.WithTimeout(context.Background(), wakeTime)
@@ -120,6 +130,9 @@ func (w *wakers) finishWake(to door, call *waking) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.calls, to)
+	if w.doors[to.box]--; w.doors[to.box] <= 0 {
+		delete(w.doors, to.box)
+	}
 	close(call.done)
 }
 

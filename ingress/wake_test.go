@@ -86,6 +86,53 @@ func TestWakeOnce(t *testing.T) {
 	}
 }
 
+// TestWakeOfManyPorts: a visitor of all ports of a box has few of them awaited, whatever other boxes wait for, and the places come back.
+func TestWakeOfManyPorts(t *testing.T) {
+	t.Parallel()
+	var w wakers
+	var waiting atomic.Int64
+	awake := make(chan struct{})
+	wake := func(context.Context, policy.BoxID, uint16) error {
+		waiting.Add(1)
+		<-awake
+		waiting.Add(-1)
+		return nil
+	}
+	at := func(box policy.BoxID, port int) *waking {
+		return w.join(wake, Target{Box: box, Addr: netip.AddrPortFrom(netip.MustParseAddr("10.200.0.2"), uint16(port))})
+	}
+	var calls []*waking
+	for port := 1; port <= 20*maxDoors; port++ {
+		call := at("box1", port)
+		if port <= maxDoors {
+			calls = append(calls, call)
+			continue
+		}
+		select {
+		case <-call.done:
+			if call.err != errWaking {
+				t.Fatal(call.err)
+			}
+		default:
+			t.Fatalf("port %d is awaited too", port)
+		}
+	}
+	if at("box1", 1) != calls[0] {
+		t.Error("a port that is awaited already is not waited for")
+	}
+	calls = append(calls, at("box2", 1))
+	until(t, "the attempts run", func() bool { return waiting.Load() == maxDoors+1 })
+	close(awake)
+	for _, call := range calls {
+		if <-call.done; call.err != nil {
+			t.Error(call.err)
+		}
+	}
+	if len(w.calls) > 0 || len(w.doors) > 0 {
+		t.Errorf("%d attempts and %d boxes remain", len(w.calls), len(w.doors))
+	}
+}
+
 // until waits for a condition.
 func until(t *testing.T, what string, met func() bool) {
 	t.Helper()
