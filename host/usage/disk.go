@@ -97,7 +97,9 @@ func (k *DiskGuard) checkSpace(ctx context.Context) {
 	ahead := k.fillAhead()
 	if k.usage.space(ahead+min(scarceSpace, k.disk.ReservedBytes())) == nil {
 		for id := range k.paused {
-			changing.Go(func() { _ = k.usage.Wake(ctx, id) }) // on error it is gone, or its next use wakes it
+			if b, err := k.usage.boxes.Find(id); err == nil && !b.Shown.Load().PausedAtEnd { // it was not used, which auto_resume needs
+				changing.Go(func() { _ = k.usage.Wake(ctx, id) }) // on error it is gone, or its next use wakes it
+			}
 		}
 		k.writtenBefore, k.paused = nil, nil
 		return
