@@ -139,10 +139,7 @@ func (o *opening) openURLs(context.Context) (err error) {
 	p := o.parts
 	p.dialect = &dialectNames{turn: o.turn}
 	if p.cfg.E2B.Enabled {
-		p.dialect.serveIn(p.urlTable, func(id policy.BoxID) bool {
-			_, known := p.boxes.NameOf(id)
-			return known
-		})
+		p.dialect.serveIn(p.urlTable, p.boxes.Has)
 	}
 	o.publicURLs, err = urls.New(urls.Config{
 		Ingress: p.cfg.Ingress, HTTPS: p.listeners.PortOfHTTPS(), HTTP: p.listeners.PortOfHTTP(), Log: p.log, Store: p.store.URLs, Visitors: p.ingress, Boxes: p.boxes,
