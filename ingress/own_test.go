@@ -56,8 +56,13 @@ func TestOwnHandler(t *testing.T) {
 		t.Error("a box was woken")
 	}
 	f.event(t, func(e audit.Event) bool {
-		return e.Name == "own"+domain && e.Reason == name.ReasonURL && e.Status == 200 && e.Action == audit.ActionAnswer // coalesced
+		return e.Name == "own"+domain && e.Box == "box1" && e.Reason == name.ReasonURL && e.Status == 200 && e.Action == audit.ActionAnswer // coalesced
 	})
+	f.set("made-up"+domain, Target{ID: "own", Box: "box2", Unknown: true, Handler: http.NotFoundHandler(), Auth: Auth{Open: true}})
+	if res, _ := get(t, f.client(t, false), "https://made-up"+domain+"/", nil); res.StatusCode != http.StatusNotFound {
+		t.Error(res.Status)
+	}
+	f.event(t, func(e audit.Event) bool { return e.Name == "made-up"+domain && e.Box == "" })
 }
 
 // TestOwnHandlerStreams: bytes pass as they come in both directions at the same time.

@@ -88,7 +88,10 @@ func (g *core) check(ctx context.Context, v *visit, permits func(*visit) bool) b
 		v.refuse(http.StatusMisdirectedRequest, name.ReasonURLUnknown, "This public URL does not speak HTTP.")
 		return false
 	}
-	v.event.Box, v.event.Addr, v.event.Port = v.target.Box, v.target.Addr.Addr(), v.target.Addr.Port()
+	if !v.target.Unknown {
+		v.event.Box = v.target.Box
+	}
+	v.event.Addr, v.event.Port = v.target.Addr.Addr(), v.target.Addr.Port()
 	if !g.authenticate(v, permits) {
 		return false
 	}
@@ -591,6 +594,8 @@ type Target struct {
 	TLS bool
 	// Handler serves the requests in this process, instead of the box, as [served] describes; the connections of boxes do not get there. nil: the box.
 	Handler http.Handler
+	// Unknown means that there is no such box: the visitor made up its ID, which is not logged. Only with a Handler.
+	Unknown bool
 	// Access contains further settings; nil: none are set.
 	Access *Access
 }

@@ -87,10 +87,9 @@ func (t *Table) impliedLocked(host string) (ingress.Target, bool) {
 		if h == nil {
 			return ingress.Target{}, false
 		}
-		if !known {
-			id = ""
-		}
-		return ownTarget(strconv.Itoa(int(port)), id, h), true
+		target := ownTarget(strconv.Itoa(int(port)), id, h)
+		target.Unknown = !known
+		return target, true
 	}
 	if target, ok := t.byHost[t.names.HostName(id, port)]; ok {
 		return t.withheldLocked(target), true
@@ -101,7 +100,7 @@ func (t *Table) impliedLocked(host string) (ingress.Target, bool) {
 	return ingress.Target{}, false
 }
 
-// ownTarget returns the target of a handler, for an existing box or "". The ID does not name the box, because the ingress counts by it and visitors make IDs up.
+// ownTarget returns the target of a handler. The ID does not name the box, because the ingress counts by it and visitors make IDs up.
 func ownTarget(label string, box policy.BoxID, h http.Handler) ingress.Target {
 	return ingress.Target{ID: "own " + label, Box: box, Handler: h, Auth: ingress.Auth{Open: true}, Protocol: ingress.HTTP1}
 }

@@ -78,9 +78,9 @@ func TestTableOfTheGateway(t *testing.T) {
 	tb.ServePort(49983, func(id policy.BoxID) (http.Handler, bool) { return http.NotFoundHandler(), id == boxA })
 	shareA(tb, nil)
 	tb.set([]string{c.HostName(boxA, 80)}, ingress.Target{ID: "url", Box: boxA, Addr: netip.MustParseAddrPort("10.200.0.2:80"), Auth: ingress.Auth{Open: true}})
-	for id, want := range map[policy.BoxID]policy.BoxID{boxA: boxA, boxB: ""} {
-		if got, ok := tb.Lookup(c.HostName(id, 49983)); !ok || got.Box != want {
-			t.Errorf("a request to the gateway's own port of %s is logged for box %q", id, got.Box)
+	for id, unknown := range map[policy.BoxID]bool{boxA: false, boxB: true} {
+		if got, ok := tb.Lookup(c.HostName(id, 49983)); !ok || got.Box != id || got.Unknown != unknown {
+			t.Errorf("the gateway's own port of %s: %+v", id, got)
 		}
 	}
 	shared, url := "81-"+string(boxA)+".preview.test", c.HostName(boxA, 80)
