@@ -538,7 +538,7 @@ func (r *redirection) answer(g *core, v *visit, target string) {
 		v.refuse(http.StatusNotFound, name.ReasonURLUnknown, "There is no such public URL.")
 		return
 	}
-	v.event.Name, v.event.Box = host, to.Box
+	v.event.Name, v.event.Box = host, to.logged()
 	if g.tallies.of(to.ID, v.network).request(v.began) {
 		v.tooMany()
 		return

@@ -63,6 +63,9 @@ func TestOwnHandler(t *testing.T) {
 		t.Error(res.Status)
 	}
 	f.event(t, func(e audit.Event) bool { return e.Name == "made-up"+domain && e.Box == "" })
+	f.plain = f.listen(t, func(ln net.Listener) error { return f.ServeRedirect(ln, 443, nil) })
+	f.raw(t, "GET / HTTP/1.1\r\nHost: made-up"+domain+"\r\n\r\n")
+	f.event(t, func(e audit.Event) bool { return e.Status == http.StatusPermanentRedirect && e.Box == "" })
 }
 
 // TestOwnHandlerStreams: bytes pass as they come in both directions at the same time.

@@ -88,9 +88,7 @@ func (g *core) check(ctx context.Context, v *visit, permits func(*visit) bool) b
 		v.refuse(http.StatusMisdirectedRequest, name.ReasonURLUnknown, "This public URL does not speak HTTP.")
 		return false
 	}
-	if !v.target.Unknown {
-		v.event.Box = v.target.Box
-	}
+	v.event.Box = v.target.logged()
 	v.event.Addr, v.event.Port = v.target.Addr.Addr(), v.target.Addr.Port()
 	if !g.authenticate(v, permits) {
 		return false
@@ -598,6 +596,14 @@ type Target struct {
 	Unknown bool
 	// Access contains further settings; nil: none are set.
 	Access *Access
+}
+
+// logged returns the box of a target in the decision log; "": none.
+func (t Target) logged() policy.BoxID {
+	if t.Unknown {
+		return ""
+	}
+	return t.Box
 }
 
 // same reports whether two lookups found the same target.
