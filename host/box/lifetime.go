@@ -153,6 +153,8 @@ func (l *lifetimes) suspendNow(ctx context.Context, id policy.BoxID, freeze func
 		return api.Box{}, api.ErrNotFound
 	case b.Record.PausedAtEnd:
 		return b.View(), nil
+	case b.Record.KeepAlive:
+		return api.Box{}, api.Errorf(api.ErrConflict, "the box has keep_alive and cannot be paused")
 	case b.Record.ExpiresAt.IsZero():
 		return api.Box{}, api.Errorf(api.ErrConflict, "the box has no end that could be put off; pause it instead")
 	case api.CallerOf(ctx).Role == api.RoleBox:

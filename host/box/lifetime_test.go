@@ -537,9 +537,10 @@ func TestSuspend(t *testing.T) {
 		for _, c := range []struct {
 			ttl    time.Duration
 			status api.Status
-		}{{0, api.StatusIdle}, {time.Hour, api.StatusCreating}} {
+			kept   bool // alive
+		}{{0, api.StatusIdle, false}, {time.Hour, api.StatusCreating, false}, {time.Hour, api.StatusIdle, true}} {
 			e = newEnds(t, c.ttl)
-			e.box.Status = c.status
+			e.box.Status, e.box.Record.KeepAlive = c.status, c.kept
 			if err := suspend(api.RoleAdmin, nil); !errors.Is(err, api.ErrConflict) || e.stored.PausedAtEnd {
 				t.Errorf("%+v: %v", c, err)
 			}
