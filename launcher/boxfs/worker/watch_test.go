@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -83,6 +84,23 @@ func TestWatchReportsChanges(t *testing.T) {
 	odd := "new\nline\xff\x1b[31m"
 	b.must(os.WriteFile(b.path("d/"+odd), nil, 0o644))
 	w.expect("d", "an odd name", "create "+odd)
+}
+
+// TestWatchIsPaced: a box that makes events as fast as it can gives the reader 25,600 a second at most, however many fit into an answer of
+// the kernel.
+func TestWatchIsPaced(t *testing.T) {
+	b := newBox(t)
+	b.must(os.WriteFile(b.path("a"), nil, 0o644), os.WriteFile(b.path("b"), nil, 0o644))
+	w := b.watch("", false, false)
+	const many = 15_000 // fewer than the kernel queues
+	began := time.Now()
+	for i := range many {
+		b.must(os.Chmod(b.path([]string{"a", "b"}[i%2]), 0o644))
+	}
+	got := len(w.events(""))
+	if took := time.Since(began); got != many || took < (many-4096)*watchPause/maxEvents {
+		t.Errorf("%d events in %v", got, took)
+	}
 }
 
 // TestWatchDescribesFiles: with entries, an event has what stat tells, and those of files that are gone have none.
