@@ -294,6 +294,10 @@ func TestWatches(t *testing.T) {
 	if !s.Receive() || s.Msg().Filesystem.Type != "EVENT_TYPE_REMOVE" || s.Msg().Filesystem.Entry != nil {
 		t.Errorf("%+v %v", s.Msg().Filesystem, s.Err())
 	}
+	w.emit <- []files.Event{{Kind: files.EventOverflow, Name: []byte("unreadable")}, {Kind: files.EventWrite, Name: []byte("c")}}
+	if !s.Receive() || s.Msg().Filesystem.Name != "c" {
+		t.Errorf("a directory that cannot be watched ends the watch of the others: %+v %v", s.Msg(), s.Err())
+	}
 	w.emit <- []files.Event{{Kind: files.EventOverflow}}
 	if s.Receive() || codeFor(s.Err()) != "failed_precondition" || !strings.Contains(s.Err().Error(), "lost") {
 		t.Error(s.Msg(), s.Err())

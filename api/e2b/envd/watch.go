@@ -95,6 +95,9 @@ func (e *Endpoints) watch(ctx context.Context, c *call, m *watchRequest, emit fu
 	return e.cfg.Watcher.WatchFiles(ctx, c.box.ID, dir, files.WatchOptions{Recursive: m.Recursive, Entries: m.Entries}, func(changes []files.Event) error {
 		events := make([]*fileEvent, 0, len(changes))
 		for _, change := range changes {
+			if change.Kind == files.EventOverflow && len(change.Name) > 0 {
+				continue // a directory below that cannot be watched; the changes of others are complete
+			}
 			event, err := eventOf(dir, change)
 			if err != nil {
 				return err
