@@ -54,7 +54,7 @@ const KeyHeader = "X-Api-Key"
 const SandboxHeader = "E2b-Sandbox-Id"
 
 // Version is the version of the sandboxes' API that is announced. Clients decide by it which calls they make.
-const Version = "0.6.3"
+const Version = "0.6.4"
 
 // clientID is a constant that old clients append to the ID of a sandbox if it is not empty. E2B's own is a constant, too.
 const clientID = "boxgate"
