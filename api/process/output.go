@@ -92,6 +92,8 @@ func (r *Output) Next(ctx context.Context) (Chunk, error) {
 		switch {
 		case r.slow:
 			return Chunk{}, ErrSlow
+		case ctx.Err() != nil && !o.ended: // also while there is always output
+			return Chunk{}, context.Cause(ctx)
 		case len(r.chunks) > 0:
 			c := r.chunks[0]
 			r.chunks = r.chunks[1:]
@@ -110,9 +112,6 @@ func (r *Output) Next(ctx context.Context) (Chunk, error) {
 		case <-ctx.Done():
 		}
 		o.mu.Lock()
-		if ctx.Err() != nil && len(r.chunks) == 0 && !o.ended {
-			return Chunk{}, context.Cause(ctx)
-		}
 	}
 }
 
@@ -278,8 +277,11 @@ func (i *input) write(ctx context.Context, b []byte) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for {
-		if i.closed || i.over {
+		switch {
+		case i.closed || i.over:
 			return api.Errorf(api.ErrConflict, "the command takes no input: %w", ErrNoInput)
+		case ctx.Err() != nil: // also while there is room
+			return context.Cause(ctx)
 		}
 		if n := min(len(b), maxInput-len(i.buf)); n > 0 {
 			i.buf = append(i.buf, b[:n]...)
@@ -296,9 +298,6 @@ func (i *input) write(ctx context.Context, b []byte) error {
 		case <-ctx.Done():
 		}
 		i.mu.Lock()
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
 	}
 }
 

@@ -278,6 +278,38 @@ func TestInput(t *testing.T) {
 	})
 }
 
+// TestAttackRevokedKeyReadsOn: a call ends with its context although there is always more output, or room for its input.
+func TestAttackRevokedKeyReadsOn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(2 * validTime) // until the checks of keys have ended
+		flood := func(ctx context.Context, c *command) int {
+			for ctx.Err() == nil {
+				_, _ = c.out.Write(make([]byte, chunkSize))
+			}
+			return 0
+		}
+		p, out := start(t, service(flood), Request{Input: true})
+		defer p.kill(nil)
+		ctx, revoke := context.WithCancelCause(t.Context())
+		for range 10 {
+			if _, err := out.Next(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		revoke(ErrKeyEnded)
+		if chunk, err := out.Next(ctx); !errors.Is(err, ErrKeyEnded) {
+			t.Errorf("%d bytes, %v", len(chunk.Data), err)
+		}
+		for range 100 { // the order of ready cases is random
+			if err := p.Write(ctx, []byte("x")); !errors.Is(err, ErrKeyEnded) {
+				t.Fatal("input: ", err)
+			}
+		}
+	})
+}
+
 // TestAttackSlowReader: a reader that does not read holds up a command only while no other one reads, and no more is kept for it than the
 // bound; a command is not held up when it is killed.
 func TestAttackSlowReader(t *testing.T) {

@@ -351,6 +351,8 @@ func (e *Endpoints) streamInput(ctx context.Context, c *call, next func() (*stre
 	for m, ok := next(); ok; m, ok = next() {
 		var err error
 		switch {
+		case ctx.Err() != nil:
+			err = context.Cause(ctx)
 		case m.Start != nil:
 			p, err = e.find(c, m.Start.Process)
 		case m.Data != nil && p == nil:
