@@ -156,6 +156,70 @@ func TestSignature(t *testing.T) {
 	}
 }
 
+// counted counts the looks at the API keys.
+type counted struct {
+	keys
+	looks int
+}
+
+func (c *counted) Owners(id string) []Owner {
+	c.looks++
+	return c.keys.Owners(id)
+}
+
+// TestAttackLongSignatures: a stranger's request whose fields are too long to be signed costs no look at any key.
+func TestAttackLongSignatures(t *testing.T) {
+	t.Parallel()
+	k := &counted{keys: keys{"alpha": one("key_a", "box1")}}
+	c := checker(t, k.keys)
+	c.Keys = k
+	long := strings.Repeat("a", maxPath)
+	check := func(s Signed) bool {
+		t.Helper()
+		s.Operation = Read
+		if s.Signature == "" {
+			s.Signature = Sign(s, c.Maker.text("box1", OwnerOf(k.keys["alpha"], "alpha")))
+		}
+		_, ok := c.CheckSignature(t.Context(), "box1", s, time.Unix(0, 0))
+		return ok
+	}
+	if !check(Signed{Path: long}) || k.looks != 1 {
+		t.Errorf("the longest path is refused, %d looks", k.looks)
+	}
+	for what, s := range map[string]Signed{
+		"path": {Path: long + "a"}, "user": {User: long + "a"}, "time": {Expires: "9" + strings.Repeat("0", maxExpires)}, "signature": {Signature: signaturePrefix + long},
+		"short signature": {Signature: signaturePrefix + "a"},
+	} {
+		if check(s) || k.looks != 1 {
+			t.Errorf("%s: %d looks", what, k.looks)
+		}
+	}
+}
+
+// BenchmarkWrongSignature is the work for a stranger's request, with many keys.
+func BenchmarkWrongSignature(b *testing.B) {
+	k := keys{}
+	for i := range 1000 {
+		id := strconv.Itoa(i)
+		k[id] = one(id, "box1")
+	}
+	c := checker(b, k)
+	list := fixed(k.Owners(""))
+	c.Keys = list
+	s := Signed{Path: strings.Repeat("a", maxPath), Operation: Read, Signature: signaturePrefix + strings.Repeat("a", signatureSize-len(signaturePrefix))}
+	for b.Loop() {
+		if _, ok := c.CheckSignature(b.Context(), "box1", s, time.Unix(0, 0)); ok {
+			b.Fatal("accepted")
+		}
+	}
+}
+
+// fixed is a list of owners without callers.
+type fixed []Owner
+
+func (f fixed) Owners(string) []Owner                     { return f }
+func (f fixed) Find([sha256.Size]byte) (api.Caller, bool) { return api.Caller{}, false }
+
 // TestSignatureOfTheSDK compares with a signature that the SDK's own function has made.
 func TestSignatureOfTheSDK(t *testing.T) {
 	t.Parallel()
