@@ -31,6 +31,7 @@ import (
 	"boxgate/api/session"
 	"boxgate/api/strict"
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 const (
@@ -56,6 +57,7 @@ type world struct {
 	ended  []error
 	refuse error // of Begin
 	emit   chan []files.Event
+	scopes *quota.Book // nil: no quotas
 }
 
 func newWorld(t testing.TB) *world {
@@ -89,7 +91,14 @@ func (w *world) Begin(r *http.Request, c Call) (*http.Request, func(error), erro
 	if w.refuse != nil {
 		return nil, nil, w.refuse
 	}
-	return r.WithContext(api.WithCaller(r.Context(), c.Caller)), func(err error) {
+	ctx, leave := api.WithCaller(r.Context(), c.Caller), func() {}
+	if w.scopes != nil {
+		var scope *quota.Scope
+		scope, leave = w.scopes.Open(quota.Holder{Type: quota.APIKey, ID: c.Caller.Key})
+		ctx = quota.WithScope(ctx, scope)
+	}
+	return r.WithContext(ctx), func(err error) {
+		leave()
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.ended = append(w.ended, err)

@@ -23,6 +23,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/e2b/token"
 	"boxgate/api/files"
+	"boxgate/quota"
 )
 
 const home = api.Workspace
@@ -379,6 +380,32 @@ func TestAttackWatcher(t *testing.T) {
 		}
 	}
 	t.Errorf("%d bytes are kept", kept)
+}
+
+// TestAttackManyWatchers: the changes that a watcher may collect are charged to its API key until it ends, beyond the call that made it.
+func TestAttackManyWatchers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var limits quota.Limits
+	limits[quota.Memory] = 2*watcherCost + 1<<20 // and the body of a request
+	w.scopes = quota.New(quota.Config{Defaults: limits})
+	make := func() (*watcherName, error) {
+		return ask[watchRequest, watcherName](t, w, filesystemService+"CreateWatcher", "", &watchRequest{Path: "/"})
+	}
+	first, err := make()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := make(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := make(); codeFor(err) != "resource_exhausted" {
+		t.Error("watchers beyond the quota of their key", err)
+	}
+	if _, err := ask[watcherName, empty](t, w, filesystemService+"RemoveWatcher", "", first); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "a watcher that ends makes room", func() bool { _, err := make(); return err == nil })
 }
 
 // TestStreams: input by a stream, signs of life, and malformed frames.

@@ -187,6 +187,9 @@ var errRemoved = errors.New("the watcher was removed")
 // createWatcher begins to collect changes, until the watcher is removed, was not polled for a while, or its API key has ended.
 func (e *Endpoints) createWatcher(ctx context.Context, c *call, m *watchRequest) (*watcherName, error) {
 	id, w := "w"+strings.ToLower(rand.Text()), &watcher{}
+	if err := quota.ScopeOf(ctx).Acquire(quota.Memory, watcherCost); err != nil {
+		return nil, err
+	}
 	long, release := outlive(ctx)
 	run, end := context.WithCancelCause(long)
 	w.end = end
