@@ -131,7 +131,9 @@ func (n *dialectNames) serveIn(t *urls.Table, isBox func(policy.BoxID) bool) {
 	t.ServeName(config.E2BLabel, n.handle(e2b.IsControl, func(a *server.API, _ *http.Request) http.Handler { return a.Control() }))
 	t.ServePort(sandboxPort, func(box policy.BoxID) (http.Handler, bool) {
 		h := n.handle(e2b.IsSandbox, func(a *server.API, r *http.Request) http.Handler {
-			r.Header.Set(e2b.SandboxHeader, string(box)) // for a successor, which is asked by the admin API's own path
+			// For a successor, which is asked by the admin API's own path and knows no host names of boxes there.
+			r.Header.Set(e2b.SandboxHeader, string(box))
+			r.Host = "localhost"
 			return a.Sandbox(box)
 		})
 		return h, isBox(box)

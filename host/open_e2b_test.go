@@ -48,3 +48,58 @@ func TestNamesOfTheDialectLeadToNoOtherAPI(t *testing.T) {
 		}
 	}
 }
+package host
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"boxgate/api/access"
+	"boxgate/api/e2b"
+	"boxgate/api/server"
+	"boxgate/config"
+	"boxgate/host/urls"
+)
+
+// TestSandboxesOfASuccessor: a call of a sandbox that arrives by its host name while the gateway is replaced reaches the successor's admin
+// API as one for this box, whatever box its header names, with a Host that is
+// accepted there.
+func TestSandboxesOfASuccessor(t *testing.T) {
+	t.Parallel()
+	successor := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !access.NewHosts(nil).Known(r) {
+			http.Error(w, r.Host, http.StatusMisdirectedRequest)
+			return
+		}
+		_, _ = io.WriteString(w, r.Header.Get(e2b.SandboxHeader)+" "+r.URL.RequestURI())
+	}))
+	t.Cleanup(successor.Close)
+	turn := newAdminTurn(nil, func(ctx context.Context) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", successor.Listener.Addr().String())
+	})
+	turn.decide(true)
+	names := &dialectNames{turn: turn}
+	names.admin.Store(&server.API{})
+	table := urls.NewTable(config.Ingress{Domain: "boxes.example"}, "")
+	names.serveIn(table)
+	const box = "0123456789abcdef"
+	target, ok := table.Lookup("49983-" + box + ".boxes.example")
+	if !ok {
+		t.Fatal("the host name has no target")
+	}
+	ask := func(path string) (int, string) {
+		r := httptest.NewRequest("GET", "https://49983-"+box+".boxes.example"+path, nil)
+		r.URL.Scheme, r.URL.Host = "", ""
+		r.Header.Set(e2b.SandboxHeader, "fedcba9876543210")
+		rec := httptest.NewRecorder()
+		target.Handler.ServeHTTP(rec, r)
+		return rec.Code, rec.Body.String()
+	}
+	if status, body := ask("/files?path=a&signature=v1_x"); status != http.StatusOK || body != box+" /files?path=a&signature=v1_x" {
+		t.Errorf("%d %s", status, body)
+	}
+}

@@ -104,7 +104,7 @@ func (noWatcher) WatchFiles(context.Context, policy.BoxID, string, files.WatchOp
 
 // ServeHTTP serves a request that names its box in [SandboxHeader].
 func (e *Endpoints) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.Header.Get(tokenHeader) == "" && r.URL.Query().Has("signature") {
+	if r.Header.Get(SandboxHeader) == "" {
 		e.fail(w, r, problem.Refuse(http.StatusUnauthorized, "a signed URL needs the ID of the box in its host name: use E2B_DOMAIN instead of E2B_SANDBOX_URL"))
 		return
 	}
