@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"net/http"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -44,7 +45,7 @@ func (g gate) Begin(r *http.Request, c envd.Call) (_ *http.Request, end func(err
 	record := func(error) {}
 	if access.Changes(c.Route) {
 		ctx := api.WithCall(r.Context(), api.Call{Remote: entry.Remote, Route: entry.Route})
-		if record, err = a.recordCall(entry, c.Box); err != nil {
+		if record, err = a.recordCall(r, entry, c); err != nil {
 			leave()
 			return nil, nil, err
 		}
@@ -55,15 +56,19 @@ func (g gate) Begin(r *http.Request, c envd.Call) (_ *http.Request, end func(err
 }
 
 // recordCall writes a call to the audit trail before it is executed. The returned function writes its result.
-func (a *API) recordCall(entry trail.Entry, box policy.BoxID) (end func(error), err error) {
-	if a.Trail == nil {
+func (a *API) recordCall(r *http.Request, entry trail.Entry, c envd.Call) (end func(error), err error) {
+	entry.Kind, entry.Box = trail.Call, c.Box
+	again := repeatOf(r, entry)
+	if a.Trail == nil || repeated[c.Route] && a.repeats.has(again, time.Now()) {
 		return func(error) {}, nil
 	}
-	entry.Kind, entry.Box = trail.Call, box
 	call, err := a.Trail.Append(entry)
 	if err != nil {
 		a.Log.Error("the audit trail cannot be written", zap.Error(err))
 		return nil, errNoTrail
+	}
+	if repeated[c.Route] {
+		a.repeats.add(again, time.Now())
 	}
 	return func(err error) { a.recordUsed(entry, call, statusOf(err), nil) }, nil
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"boxgate/api"
 	"boxgate/api/apitest"
@@ -174,5 +175,71 @@ func TestCallsOfSandboxes(t *testing.T) {
 	admin := api.Caller{Key: api.OperatorKey, Role: api.RoleAdmin}
 	if _, _, err := (gate{full.api}).Begin(r, envd.Call{Caller: admin, Box: "b", Route: "startProcess", Name: "x", Valid: func() bool { return true }}); !errors.Is(err, api.ErrUnavailable) {
 		t.Errorf("without a trail: %v", err)
+	}
+}
+
+// TestAttackBusyTerminal: input does not fill the audit trail: it has one entry a minute for each key, box and process. Other calls have
+// an entry each.
+func TestAttackBusyTerminal(t *testing.T) {
+	t.Parallel()
+	f, dir := withTrail(t)
+	box, other := policy.BoxID(f.create(t, `{}`)), policy.BoxID(f.create(t, `{}`))
+	count := func(route string) (n int) {
+		t.Helper()
+		list, _ := entries(t, dir)
+		for _, e := range list {
+			if e.Route == route {
+				n++
+			}
+		}
+		return n
+	}
+	admin := api.Caller{Key: "key_1", Name: "one", Role: api.RoleAdmin}
+	call := func(c api.Caller, to policy.BoxID, route string) {
+		t.Helper()
+		_, end, err := gate{f.api}.Begin(httptest.NewRequest("POST", "/x", nil), envd.Call{Caller: c, Box: to, Route: route, Name: route, Valid: func() bool { return true }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		end(nil)
+	}
+	for range 50 {
+		call(admin, box, "writeProcess")
+		call(admin, box, "signalProcess")
+	}
+	if n := count("writeProcess"); n != 2 {
+		t.Errorf("%d entries of input", n)
+	}
+	if n := count("signalProcess"); n != 100 {
+		t.Errorf("%d entries of signals", n)
+	}
+	call(admin, other, "writeProcess")
+	call(api.Caller{Key: "key_2", Name: "two", Role: api.RoleAdmin}, box, "writeProcess")
+	if n := count("writeProcess"); n != 6 {
+		t.Errorf("%d entries of input by two keys, in two boxes", n)
+	}
+	at := "/v2/box/" + string(box) + "/processes"
+	for _, pid := range []string{"1", "1", "2", "1"} {
+		if got := f.Call(t, "POST", at+"/"+pid+"/input", `{"data":"eA=="}`); got.StatusCode != 404 {
+			t.Error(got.Status, got.Text)
+		}
+	}
+	if n := count("POST /v2/box/{id}/processes/{pid}/input"); n != 4 {
+		t.Errorf("%d entries of input of two processes", n)
+	}
+
+	var s repeats
+	now := time.Now()
+	if s.add(repeat{key: "a"}, now); !s.has(repeat{key: "a"}, now) || s.has(repeat{key: "b"}, now) || s.has(repeat{key: "a"}, now.Add(repeatTime)) {
+		t.Error("a call is taken for another one, or for one long ago")
+	}
+	for i := range 2 * maxRepeats {
+		s.add(repeat{key: jsonOf(i)}, now)
+	}
+	if len(s.last) != maxRepeats || s.has(repeat{key: jsonOf(2*maxRepeats - 1)}, now) {
+		t.Errorf("%d calls are kept", len(s.last))
+	}
+	if s.add(repeat{key: "later"}, now.Add(repeatTime)); len(s.last) != 1 {
+		t.Errorf("%d calls are kept after their time", len(s.last))
 	}
 }

@@ -150,6 +150,7 @@ type API struct {
 	sessions *session.Endpoints
 	running  *process.Service
 	refusals refusals
+	repeats  repeats
 	dialect  *dialect // of E2B; nil: it is off
 }
 

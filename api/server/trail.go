@@ -56,11 +56,19 @@ func (a *API) permitted(rt rest.Route) http.Handler {
 			return
 		}
 		entry.Kind, entry.Box = trail.Call, a.boxOf(r)
+		again := repeatOf(r, entry)
+		if repeated[rt.ID] && a.repeats.has(again, time.Now()) {
+			serve.ServeHTTP(w, r)
+			return
+		}
 		call, err := a.Trail.Append(entry)
 		if err != nil {
 			a.answers.Fail(w, r, &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "nothing was changed, because the audit trail cannot be written: " +
 				"make room on the disk of state_dir, or see the gateway's log for what it lacks"})
 			return
+		}
+		if repeated[rt.ID] {
+			a.repeats.add(again, time.Now())
 		}
 		own.Record = func(status int, change *rest.Change) error { return a.recordAnswer(entry, call, status, change) }
 		defer own.End()
