@@ -33,7 +33,7 @@ type uploadView struct {
 
 func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	r.Body = rest.SteadyBody(w, r)
-	form, err := r.MultipartReader()
+	form, err := NewParts(r)
 	if err != nil {
 		return rest.Reply{}, problem.Refuse(http.StatusUnsupportedMediaType, "the body must be a form; send Content-Type: multipart/form-data")
 	}
@@ -66,8 +66,8 @@ func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 }
 
 // nextFile returns the next file of a form with its path, or io.EOF at the end of the form. home is where relative paths begin.
-func nextFile(form *multipart.Reader, home string) (string, *multipart.Part, error) {
-	part, err := form.NextPart()
+func nextFile(form *Parts, home string) (string, *multipart.Part, error) {
+	part, err := form.Next()
 	if err != nil {
 		return "", nil, formError(err)
 	}
@@ -82,7 +82,7 @@ func nextFile(form *multipart.Reader, home string) (string, *multipart.Part, err
 	if err != nil {
 		return "", nil, err
 	}
-	part, err = form.NextPart()
+	part, err = form.Next()
 	if errors.Is(err, io.EOF) || err == nil && part.FormName() != "files" {
 		return "", nil, problem.Invalid("/files", "each part paths needs a part files after it, which is the file")
 	}

@@ -237,13 +237,13 @@ func (t transfer) label(open files.Files, at string, before files.Info) error {
 
 // writeForm writes the parts of a form that are files.
 func (t transfer) writeForm(open files.Files, r *http.Request) ([]writtenFile, error) {
-	form, err := r.MultipartReader()
+	form, err := files.NewParts(r)
 	if err != nil {
 		return nil, problem.Refuse(http.StatusBadRequest, "the body is no form: %v", err)
 	}
 	written := []writtenFile{}
 	for {
-		part, err := form.NextPart()
+		part, err := form.Next()
 		switch {
 		case errors.Is(err, io.EOF):
 			return written, nil
