@@ -17,6 +17,7 @@ import (
 	"boxgate/api/files"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/quota"
 )
 
 // writtenFile is an element of the response of an upload.
@@ -43,11 +44,14 @@ type transfer struct {
 	path string // absolute; empty: each part of the form names its file
 
 	metadata map[string]string // of the files that are written, by key
+	charge   func(bytes int64) error
+	seen     map[string]bool // paths that were written
 }
 
 func transferOf(r *http.Request, box api.Box) (t transfer, err error) {
 	query := r.URL.Query()
-	t.box = box
+	t.box, t.seen = box, map[string]bool{}
+	t.charge = func(bytes int64) error { return quota.ScopeOf(r.Context()).Acquire(quota.Memory, bytes) }
 	if t.user, err = userOf(box, query.Get("username")); err == nil && t.user != "" {
 		err = errRootFiles
 	}
@@ -196,10 +200,12 @@ func unpacked(r *http.Request) (io.ReadCloser, error) {
 
 // writeFile writes a file and adds it to the files written before.
 func (t transfer) writeFile(open files.Files, written []writtenFile, at string, content io.Reader) ([]writtenFile, error) {
-	for _, before := range written {
-		if before.Path == shown(at) {
-			return nil, problem.Refuse(http.StatusBadRequest, "the upload has two files for %q; only the first was written", shown(at))
-		}
+	if t.seen[shown(at)] {
+		return nil, problem.Refuse(http.StatusBadRequest, "the upload has two files for %q; only the first was written", shown(at))
+	}
+	t.seen[shown(at)] = true
+	if err := t.charge(int64(entryCost + 4*len(at))); err != nil { // in the response, and its JSON
+		return nil, err
 	}
 	info, err := open.Stat(at, true)
 	switch {

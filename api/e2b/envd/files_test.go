@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"mime/multipart"
 	"net/http"
@@ -381,6 +382,37 @@ func TestAttackWatcher(t *testing.T) {
 		}
 	}
 	t.Errorf("%d bytes are kept", kept)
+}
+
+// TestAttackManyFiles: the paths of an upload, which its response has, are charged to its API key.
+func TestAttackManyFiles(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var limits quota.Limits
+	limits[quota.Memory] = 1 << 20
+	w.scopes = quota.New(quota.Config{Defaults: limits})
+	var text strings.Builder
+	form := multipart.NewWriter(&text)
+	const files = 1000
+	for i := range files {
+		part, err := form.CreateFormFile("file", fmt.Sprintf("/%0200d", i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(part, "x")
+	}
+	if err := form.Close(); err != nil {
+		t.Fatal(err)
+	}
+	header := map[string]string{"Content-Type": form.FormDataContentType()}
+	if status, body := w.rest(t, "POST", "/files", goodToken, header, strings.NewReader(text.String())); status != http.StatusTooManyRequests {
+		t.Errorf("%d %.200s", status, body)
+	}
+	limits[quota.Memory] = 4 << 20
+	w.scopes = quota.New(quota.Config{Defaults: limits})
+	if status, body := w.rest(t, "POST", "/files", goodToken, header, strings.NewReader(text.String())); status != http.StatusOK || strings.Count(body, `"path"`) != files {
+		t.Errorf("%d %.200s", status, body)
+	}
 }
 
 // TestAttackManyWatchers: the changes that a watcher may collect are charged to its API key until it ends, beyond the call that made it.
