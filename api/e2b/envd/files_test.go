@@ -492,6 +492,35 @@ func TestStreams(t *testing.T) {
 	}
 }
 
+// TestAttackManyInputStreams: a stream of input is charged to its API key as long as it lasts, and its messages have a limit.
+func TestAttackManyInputStreams(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var limits quota.Limits
+	limits[quota.Memory] = streamCost
+	w.scopes = quota.New(quota.Config{Defaults: limits})
+	header := map[string]string{"Content-Type": "application/connect+json"}
+	send := func(body io.Reader) string {
+		_, text := w.rest(t, "POST", processService+"StreamInput", goodToken, header, body)
+		return text
+	}
+	read, write := io.Pipe()
+	first := make(chan string)
+	go func() { first <- send(read) }()
+	if _, err := write.Write(frameOf(0, `{"keepalive":{}}`)); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "a second stream is refused", func() bool { return strings.Contains(send(strings.NewReader("")), "memory") })
+	_ = write.Close()
+	if text := <-first; strings.Contains(text, "error") {
+		t.Error(text)
+	}
+	huge := frameOf(0, `{"keepalive":{}`+strings.Repeat(" ", maxStreamed)+"}")
+	if text := send(bytes.NewReader(huge)); !strings.Contains(text, "resource_exhausted") || !strings.Contains(text, "larger") {
+		t.Error(text)
+	}
+}
+
 // TestAttackPackedMessage: a message has its limit after decompression.
 func TestAttackPackedMessage(t *testing.T) {
 	t.Parallel()

@@ -56,6 +56,10 @@ func (e *Endpoints) serveRPC(w http.ResponseWriter, r *http.Request, box api.Box
 	}
 	r = r.WithContext(context.WithValue(r.Context(), callKey{}, c))
 	if p.streams {
+		if err = quota.ScopeOf(r.Context()).Acquire(quota.Memory, streamCost); err != nil {
+			e.fail(w, r, err)
+			return err
+		}
 		r.Body = rest.SteadyBody(w, r)
 	} else {
 		r.Body = body{e.cfg.Bodies.Whole(w, r), r.Body}
@@ -63,6 +67,12 @@ func (e *Endpoints) serveRPC(w http.ResponseWriter, r *http.Request, box api.Box
 	p.handler.ServeHTTP(newResponse(w), r)
 	return c.err
 }
+
+// The longest message of a stream of requests, and what such a stream costs while a message may arrive: the message as text and decoded.
+const (
+	maxStreamed = 1 << 20
+	streamCost  = 2 * maxStreamed
+)
 
 // claim charges the memory of a request that is decompressed. That of other requests is charged as they arrive.
 func (e *Endpoints) claim(r *http.Request) error {
@@ -165,7 +175,7 @@ func clientStream[Req, Res any](e *Endpoints, procedure, route string, do func(c
 			return nil, c.failed(ctx, err)
 		}
 		return connect.NewResponse(res), nil
-	}, e.options()...)}
+	}, append(e.options(), connect.WithReadMaxBytes(maxStreamed))...)}
 }
 
 // failed records the error of a call and returns it as one of the protocol.
