@@ -10,10 +10,10 @@ import (
 	"boxgate/policy"
 )
 
-// This part bounds what a busy terminal adds to the audit trail. A session over a WebSocket has one entry, whatever is typed; input of a
+// This part bounds the entries of a busy terminal in the audit trail. A session over a WebSocket has one entry; input of a
 // process arrives in one call for each key that is pressed.
 
-// repeated are the endpoints whose calls change nothing but what a running process reads. The start of the process has an entry of its
+// repeated are the endpoints whose calls only reach a running process. The start of the process has an entry of its
 // own, and the trail has no input anyway.
 var repeated = map[string]bool{"writeProcess": true, "resizeProcess": true}
 
@@ -22,7 +22,7 @@ const (
 	maxRepeats = 4096
 )
 
-// repeat is what calls have in common that are recorded once.
+// repeat is the key of equal calls, of which one a minute is recorded.
 type repeat struct {
 	key, remote, route, pid string
 	box                     policy.BoxID
@@ -34,7 +34,7 @@ type repeats struct {
 	last map[repeat]time.Time
 }
 
-// repeatOf returns what a call has in common with its repetitions.
+// repeatOf returns the key of a call.
 func repeatOf(r *http.Request, e trail.Entry) repeat {
 	return repeat{e.KeyID, e.Remote, e.Route, r.PathValue("pid"), e.Box}
 }
