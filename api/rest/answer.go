@@ -254,18 +254,23 @@ const (
 	pieceSize = 128 << 10
 )
 
-// SteadyBody returns the body of a request with a limit on pauses, but not on its length.
+// SteadyBody returns the body of a request with a limit on pauses, but not on its length. It ends with the context of the request, so that
+// a client whose key has ended cannot hold the request by sending slowly.
 func SteadyBody(w http.ResponseWriter, r *http.Request) io.ReadCloser {
-	return &steadyReader{r.Body, http.NewResponseController(w)}
+	return &steadyReader{r.Body, http.NewResponseController(w), r.Context()}
 }
 
 type steadyReader struct {
 	io.ReadCloser
-	rc *http.ResponseController
+	rc  *http.ResponseController
+	ctx context.Context
 }
 
 // Read reads with a deadline, where deadlines are supported (unlike in a test recorder).
 func (s *steadyReader) Read(b []byte) (int, error) {
+	if s.ctx.Err() != nil {
+		return 0, context.Cause(s.ctx)
+	}
 	_ = s.rc.SetReadDeadline(time.Now().Add(idleTime))
 	n, err := s.ReadCloser.Read(b)
 	_ = s.rc.SetReadDeadline(time.Time{})

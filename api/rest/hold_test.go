@@ -276,3 +276,19 @@ func TestPaced(t *testing.T) {
 		}
 	})
 }
+
+// TestAttackSlowBodyOfARevokedKey: a body without a limit on its length ends with the context of its request, although data arrives.
+func TestAttackSlowBodyOfARevokedKey(t *testing.T) {
+	t.Parallel()
+	revoked := errors.New("revoked")
+	ctx, revoke := context.WithCancelCause(t.Context())
+	r := httptest.NewRequestWithContext(ctx, "POST", "/", strings.NewReader("0123456789"))
+	body, b := SteadyBody(httptest.NewRecorder(), r), make([]byte, 1)
+	if _, err := body.Read(b); err != nil {
+		t.Fatal(err)
+	}
+	revoke(revoked)
+	if n, err := body.Read(b); n != 0 || !errors.Is(err, revoked) {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+}
