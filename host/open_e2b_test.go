@@ -3,14 +3,19 @@ package host
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"sync/atomic"
 	"testing"
 
+	"boxgate/api/access"
 	"boxgate/api/e2b"
 	"boxgate/api/server"
+	"boxgate/config"
+	"boxgate/host/urls"
+	"boxgate/policy"
 )
 
 // TestNamesOfTheDialectLeadToNoOtherAPI: after its turn has passed on, a gateway forwards only paths of E2B's dialect to its successor,
@@ -48,26 +53,9 @@ func TestNamesOfTheDialectLeadToNoOtherAPI(t *testing.T) {
 		}
 	}
 }
-package host
-
-import (
-	"context"
-	"io"
-	"net"
-	"net/http"
-	"net/http/httptest"
-	"testing"
-
-	"boxgate/api/access"
-	"boxgate/api/e2b"
-	"boxgate/api/server"
-	"boxgate/config"
-	"boxgate/host/urls"
-)
 
 // TestSandboxesOfASuccessor: a call of a sandbox that arrives by its host name while the gateway is replaced reaches the successor's admin
-// API as one for this box, whatever box its header names, with a Host that is
-// accepted there.
+// API as one for this box, whatever box its header names, with a Host that is accepted there.
 func TestSandboxesOfASuccessor(t *testing.T) {
 	t.Parallel()
 	successor := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -85,7 +73,7 @@ func TestSandboxesOfASuccessor(t *testing.T) {
 	names := &dialectNames{turn: turn}
 	names.admin.Store(&server.API{})
 	table := urls.NewTable(config.Ingress{Domain: "boxes.example"}, "")
-	names.serveIn(table)
+	names.serveIn(table, func(policy.BoxID) bool { return true })
 	const box = "0123456789abcdef"
 	target, ok := table.Lookup("49983-" + box + ".boxes.example")
 	if !ok {
