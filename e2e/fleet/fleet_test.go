@@ -20,10 +20,19 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/fleet/etcdtest"
+	"boxgate/fleet/member"
 	"boxgate/internal/lab"
+	"boxgate/internal/nightly"
 )
 
-func TestMain(m *testing.M) { harness.Main(m) }
+// ttl is the time to live of the hosts' leases. The gate shortens it from that of a gateway, see [fleet/member.TTL], for which most of the
+// tests wait.
+var ttl = nightly.Size(6*time.Second, member.TTL)
+
+func TestMain(m *testing.M) {
+	_ = os.Setenv(harness.LeaseVariable, ttl.String()) // fails for a name with a NUL alone
+	harness.Main(m)
+}
 
 // host is a gateway that is configured for the fleet.
 type host struct {
@@ -111,6 +120,7 @@ func two(t *testing.T, etcd *etcdtest.Server) (a, b *host) {
 
 // TestFleetOfTwoHosts: founding, joining by a token of a running gateway, cordoning, draining and leaving.
 func TestFleetOfTwoHosts(t *testing.T) {
+	t.Parallel()
 	etcd := etcdtest.Start(t)
 	lone := newHost(t, etcd.Endpoint())
 	if err := lone.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "not a member of a fleet: run `gateway fleet init`") {
@@ -177,6 +187,7 @@ func TestFleetOfTwoHosts(t *testing.T) {
 // TestHostWithoutEtcd: past the TTL a host without etcd makes no boxes; its own boxes, their policies and commands go on, also if the
 // gateway starts anew. With etcd it makes boxes again.
 func TestHostWithoutEtcd(t *testing.T) {
+	t.Parallel()
 	etcd := etcdtest.Start(t)
 	a := newHost(t, etcd.Endpoint())
 	a.become("", "fleet", "init")
@@ -197,8 +208,8 @@ func TestHostWithoutEtcd(t *testing.T) {
 		return status == http.StatusServiceUnavailable
 	}
 	a.Until("the host is fenced", fenced)
-	if took := time.Since(killed); took > 30*time.Second {
-		t.Errorf("fenced after %v; the TTL is 15s", took)
+	if took := time.Since(killed); took > 2*ttl {
+		t.Errorf("fenced after %v; the TTL is %v", took, ttl)
 	}
 	local := func() {
 		t.Helper()
@@ -225,6 +236,7 @@ func TestHostWithoutEtcd(t *testing.T) {
 // TestCopiedStateDirectory: a gateway with a copy of the state directory does not start while the first one runs, which is not disturbed.
 // The first one starts again immediately after a crash.
 func TestCopiedStateDirectory(t *testing.T) {
+	t.Parallel()
 	etcd := etcdtest.Start(t)
 	a := newHost(t, etcd.Endpoint())
 	a.become("", "fleet", "init")
@@ -242,13 +254,14 @@ func TestCopiedStateDirectory(t *testing.T) {
 	a.Kill()
 	began := time.Now()
 	a.start()
-	if _, status, refusal := a.create(); status != http.StatusOK || time.Since(began) > 15*time.Second {
+	if _, status, refusal := a.create(); status != http.StatusOK || time.Since(began) > ttl {
 		t.Errorf("after a crash, within %v: %s", time.Since(began), refusal)
 	}
 }
 
 // TestReplacedGatewayStaysAMember: a reload starts another process, which takes the presence over and is not fenced.
 func TestReplacedGatewayStaysAMember(t *testing.T) {
+	t.Parallel()
 	etcd := etcdtest.Start(t)
 	a := newHost(t, etcd.Endpoint())
 	a.become("", "fleet", "init")
@@ -280,7 +293,7 @@ func TestReplacedGatewayStaysAMember(t *testing.T) {
 		if got := a.members()[a.id]; got != "running" {
 			t.Fatalf("the state of the host: %s", got)
 		}
-		return time.Since(began) > 20*time.Second
+		return time.Since(began) > ttl+ttl/3
 	})
 	if _, status, refusal := a.create(); status != http.StatusOK {
 		t.Errorf("the successor, later: %s", refusal)
@@ -290,6 +303,7 @@ func TestReplacedGatewayStaysAMember(t *testing.T) {
 // TestHostCutOffByTheNetwork: packets between a host and etcd, over TLS with client certificates, are dropped. That host is fenced at its
 // TTL, the other is not and sees it as away; after the cut it takes part again. Without its certificate a host is a stranger to etcd.
 func TestHostCutOffByTheNetwork(t *testing.T) {
+	t.Parallel()
 	const address = "192.0.2.77:2379"
 	a := &host{World: harness.NewStopped(t, lab.Options{})}
 	etcd := etcdtest.StartTLS(t, a.Net.Internet().Start, address)
@@ -311,8 +325,8 @@ func TestHostCutOffByTheNetwork(t *testing.T) {
 	nft("table inet cut { chain out { type filter hook output priority 0; tcp dport 2379 drop; }; chain in { type filter hook input priority 0; tcp sport 2379 drop; }; }")
 	began := time.Now()
 	a.Until("the host is fenced", func() bool { return a.Metric("boxgate_fleet_fenced") == 1 })
-	if took := time.Since(began); took > 30*time.Second {
-		t.Errorf("fenced after %v; the TTL is 15s", took)
+	if took := time.Since(began); took > 2*ttl {
+		t.Errorf("fenced after %v; the TTL is %v", took, ttl)
 	}
 	b.Until("the host is away for the others", func() bool { return b.members()[a.id] == "away" })
 	if a.Metric("boxgate_fleet_fenced") != 1 || b.Metric("boxgate_fleet_fenced") != 0 {
@@ -348,6 +362,7 @@ func (h *host) configure(f config.Fleet) {
 
 // TestNoFleetNothingOpened: a gateway without fleet has no goroutine, connection or metric of one.
 func TestNoFleetNothingOpened(t *testing.T) {
+	t.Parallel()
 	w := harness.NewWorld(t, nil)
 	if text := string(w.Metrics()); strings.Contains(text, "boxgate_fleet") {
 		t.Error("metrics of a fleet")

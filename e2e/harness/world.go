@@ -319,6 +319,9 @@ func Main(m *testing.M) {
 // ResolverVariable is [knobs.Resolver].
 const ResolverVariable = knobs.Resolver
 
+// LeaseVariable is [knobs.Lease].
+const LeaseVariable = knobs.Lease
+
 // UnitVariable is [knobs.Unit].
 const UnitVariable = knobs.Unit
 

@@ -23,6 +23,7 @@ import (
 	"boxgate/fleet/pki"
 	"boxgate/fleet/roster"
 	"boxgate/fleet/watch"
+	"boxgate/internal/fault"
 	"boxgate/internal/required"
 	"boxgate/policy/name"
 )
@@ -69,7 +70,7 @@ func New(c Config) (*Node, error) {
 		return nil, fmt.Errorf("%w: %q, and fleet.name is %q; run `gateway fleet leave` with the old configuration first", ErrOtherFleet, c.Identity.Fleet, c.Fleet)
 	}
 	if c.TTL == 0 {
-		c.TTL = member.TTL
+		c.TTL = fault.Lease(member.TTL)
 	}
 	authority, err := pki.ParseCertificate(c.Identity.CA)
 	if err != nil {
@@ -157,7 +158,7 @@ func (n *Node) Run(ctx context.Context) {
 	parts.Go(func() { n.follower.Run(ctx) })
 	parts.Go(func() { n.rotation.Run(ctx) })
 	parts.Go(func() {
-		tick := time.NewTicker(boxesEvery)
+		tick := time.NewTicker(fault.Interval(boxesEvery))
 		defer tick.Stop()
 		for {
 			call, cancel := context.WithTimeout(ctx, startTimeout)

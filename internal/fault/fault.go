@@ -1,5 +1,5 @@
 // Package fault names the steps at which a test can make the gateway fail: it may die there, get an error, panic or
-// hang. Only _test.go files and the gateway of the end-to-end tests call [Inject] or [LimitIntervals]. In other programs a step
+// hang. Only _test.go files and the gateway of the end-to-end tests call [Inject], [LimitIntervals] or [LimitLeases]. In other programs a step
 // costs one comparison with nil.
 //
 // The names of the steps are string literals of the form "operation: completed action", each used once. A test collects
@@ -35,6 +35,19 @@ func LimitIntervals(d time.Duration) { most = d }
 func Interval(d time.Duration) time.Duration {
 	if most > 0 {
 		return min(d, most)
+	}
+	return d
+}
+
+var mostLease time.Duration // 0: leases keep their length
+
+// LimitLeases bounds the leases returned by [Lease], so that tests of their end are fast. It must be called before other goroutines start.
+func LimitLeases(d time.Duration) { mostLease = d }
+
+// Lease returns d, or less in a test that called [LimitLeases]. It is for the time to live of a claim that is renewed.
+func Lease(d time.Duration) time.Duration {
+	if mostLease > 0 {
+		return min(d, mostLease)
 	}
 	return d
 }

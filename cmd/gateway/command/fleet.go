@@ -17,6 +17,7 @@ import (
 	"boxgate/fleet"
 	"boxgate/fleet/pki"
 	"boxgate/fleet/roster"
+	"boxgate/internal/fault"
 	"boxgate/policy/name"
 	"boxgate/store"
 )
@@ -318,7 +319,7 @@ func awaitDrained(ctx context.Context, r roster.Roster, id string) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(drainPoll):
+		case <-time.After(fault.Interval(drainPoll)):
 		}
 	}
 }

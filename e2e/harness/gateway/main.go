@@ -71,6 +71,9 @@ const gathered = 50 * time.Millisecond
 // injectFaults makes this process fail as ordered by the file, once each time the file is written.
 func injectFaults() {
 	fault.LimitIntervals(gathered)
+	if most, err := time.ParseDuration(os.Getenv(knobs.Lease)); err == nil {
+		fault.LimitLeases(most)
+	}
 	path := os.Getenv(knobs.FaultsFile)
 	if path == "" {
 		return

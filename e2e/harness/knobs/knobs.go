@@ -26,6 +26,9 @@ const (
 // the machine's resolver, for the names of its own endpoints.
 const Resolver = "GATEWAY_TEST_RESOLVER"
 
+// Lease is the environment variable with the longest time to live of a lease, such as that of a host in its fleet.
+const Lease = "GATEWAY_TEST_LEASE"
+
 // Unit is the environment variable with the path of a systemd unit. The gateway then runs under its confinement.
 const Unit = "GATEWAY_TEST_UNIT"
 
