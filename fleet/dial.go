@@ -14,7 +14,9 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 )
 
 // Access is the way to the etcd cluster of the operator.
@@ -101,7 +103,8 @@ func (a Access) tls() (*tls.Config, error) {
 	return c, nil
 }
 
-// ErrUnreachable is the error of a request that etcd did not answer.
+// ErrUnreachable is the error of a request that etcd did not answer, or answered with a failure of its own, such as the loss of its leader.
+// Whether a change was made is not known.
 var ErrUnreachable = errors.New("etcd does not answer")
 
 // Get returns the value of a key and the revision of its last change; a nil value and 0 if it does not exist. The read is
@@ -117,13 +120,27 @@ func Get(ctx context.Context, client *clientv3.Client, key string) (value []byte
 	return answer.Kvs[0].Value, answer.Kvs[0].ModRevision, nil
 }
 
-// Unreachable wraps an error of a request. After the deadline of ctx it is [ErrUnreachable], with the reason if there is one.
+// Unreachable wraps an error of a request. Unless etcd refused the request, it is [ErrUnreachable], with the reason.
 func Unreachable(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+	if errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || !refused(err) {
 		return fmt.Errorf("%w (%w)", ErrUnreachable, err)
 	}
 	return fmt.Errorf("etcd: %w", err)
+}
+
+// refused reports whether an error means that etcd has not done, and will not do, what was requested. Others leave that open: a connection
+// may end, and a member may lose its leader, between a change and its answer.
+func refused(err error) bool {
+	code := status.Code(err)
+	if known := (rpctypes.EtcdError{}); errors.As(err, &known) {
+		code = known.Code()
+	}
+	switch code {
+	case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied, codes.Unauthenticated, codes.FailedPrecondition, codes.OutOfRange, codes.ResourceExhausted, codes.Unimplemented:
+		return true
+	}
+	return false
 }
