@@ -25,7 +25,7 @@ func TestClusterOfThree(t *testing.T) {
 	const long = 6 * time.Second // longer than an election
 	start := func(id string, members ...int) *Session {
 		join(t, all, id)
-		s, err := New(Config{Client: cluster.Client(members...), Keys: keys, Host: id, Presence: fleet.Presence{Instance: id}, TTL: long, Log: zap.NewNop()})
+		s, err := New(Config{Client: cluster.Client(members...), Keys: keys, Host: id, Founding: founding, Key: key, Presence: fleet.Presence{Instance: id}, TTL: long, Log: zap.NewNop()})
 		if err == nil {
 			err = s.Start(t.Context())
 		}

@@ -3,6 +3,7 @@
 package member
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -28,6 +30,8 @@ type Config struct {
 	Client   *clientv3.Client
 	Keys     fleet.Keys
 	Host     string // ID
+	Founding string // ID of the fleet that the host joined
+	Key      []byte // fingerprint of the host's key, as in its [fleet.Host]
 	Presence fleet.Presence
 	TTL      time.Duration // whole seconds
 	Log      *zap.Logger
@@ -54,6 +58,10 @@ var (
 	ErrCloned = errors.New("another gateway is running with the ID of this host")
 	// ErrRemoved: the host is not, or no longer, a member of the fleet.
 	ErrRemoved = errors.New("this host is not a member of the fleet any longer")
+	// ErrReplaced: etcd has another fleet of this name, or another membership with the ID of this host.
+	ErrReplaced = errors.New("this host is not a member of the fleet any longer: the fleet was founded again, or a host with the same ID has joined since")
+	// ErrProtocol: the fleet, or the record of this host, is that of a later version.
+	ErrProtocol = errors.New("the fleet has the protocol of a later version of boxgate: update this host")
 )
 
 // New returns a session without a lease: [Session.Fenced] is true.
@@ -152,57 +160,92 @@ func (s *Session) claim(ctx context.Context, takeover bool) (held time.Duration,
 	if !ok {
 		return 0, errors.New("the kernel has no CLOCK_BOOTTIME")
 	}
-	granted, err := s.Client.Grant(ctx, int64(s.TTL/time.Second))
+	granted, held, err := s.write(ctx, takeover)
 	if err != nil {
-		return 0, fleet.Unreachable(ctx, err)
-	}
-	lease := granted.ID
-	if held, err = s.write(ctx, lease, takeover); err != nil {
-		s.revoke(lease)
+		if granted != nil {
+			s.revoke(granted.ID)
+		}
 		return held, err
 	}
-	s.lease = lease
+	s.lease = granted.ID
 	s.answered.Store(asked)
 	s.fence.extend(sent, time.Duration(granted.TTL)*time.Second)
 	return 0, nil
 }
 
-// write writes the presence with a lease, if the host is a member and the ID is free or this host's own.
-func (s *Session) write(ctx context.Context, lease clientv3.LeaseID, takeover bool) (held time.Duration, err error) {
-	key, member := s.Keys.Presence(s.Host), s.Keys.Host(s.Host)
+// write writes the presence with a new lease, if the host is a member and the ID is free or this host's own. What was read for this decision
+// is compared in the transaction. A host that is refused reads etcd, and writes nothing. With an error there may be a lease.
+func (s *Session) write(ctx context.Context, takeover bool) (granted *clientv3.LeaseGrantResponse, held time.Duration, err error) {
+	founding, member, key := s.Keys.Founding(), s.Keys.Host(s.Host), s.Keys.Presence(s.Host)
 	text, err := fleet.Encode(s.Presence)
 	if err != nil {
-		return 0, err
+		return granted, 0, err
 	}
-	for revision := int64(0); ; {
-		answer, err := s.Client.Txn(ctx).
-			If(clientv3.Compare(clientv3.CreateRevision(member), ">", 0), clientv3.Compare(clientv3.ModRevision(key), "=", revision)).
-			Then(clientv3.OpPut(key, text, clientv3.WithLease(lease))).
-			Else(clientv3.OpGet(member, clientv3.WithCountOnly()), clientv3.OpGet(key)).Commit()
+	for {
+		read, err := s.Client.Txn(ctx).Then(clientv3.OpGet(founding), clientv3.OpGet(member), clientv3.OpGet(key)).Commit()
 		if err != nil {
-			return 0, fleet.Unreachable(ctx, err)
+			return granted, 0, fleet.Unreachable(ctx, err)
+		}
+		kvs := func(i int) []*mvccpb.KeyValue { return read.Responses[i].GetResponseRange().Kvs }
+		if err := s.isMember(kvs(0), kvs(1)); err != nil {
+			return granted, 0, err
+		}
+		revision := int64(0)
+		if present := kvs(2); len(present) > 0 {
+			if err := s.mayReplace(present[0].Value, takeover); err != nil {
+				return granted, s.timeToLive(ctx, clientv3.LeaseID(present[0].Lease)), err
+			}
+			revision = present[0].ModRevision
+		}
+		if granted == nil {
+			if granted, err = s.Client.Grant(ctx, int64(s.TTL/time.Second)); err != nil {
+				return nil, 0, fleet.Unreachable(ctx, err)
+			}
+		}
+		same := func(key string, revision int64) clientv3.Cmp {
+			return clientv3.Compare(clientv3.ModRevision(key), "=", revision)
+		}
+		answer, err := s.Client.Txn(ctx).If(same(founding, kvs(0)[0].ModRevision), same(member, kvs(1)[0].ModRevision), same(key, revision)).
+			Then(clientv3.OpPut(key, text, clientv3.WithLease(granted.ID))).Commit()
+		if err != nil {
+			return granted, 0, fleet.Unreachable(ctx, err)
 		}
 		if answer.Succeeded {
-			return 0, nil
+			return granted, 0, nil
 		}
-		if answer.Responses[0].GetResponseRange().Count == 0 {
-			return 0, ErrRemoved
-		}
-		kvs := answer.Responses[1].GetResponseRange().Kvs
-		if len(kvs) == 0 {
-			revision = 0 // it ended between the requests
-			continue
-		}
-		other, err := fleet.Decode[fleet.Presence](kvs[0].Value)
-		if err != nil {
-			return 0, err
-		}
-		same := other.Boot == s.Presence.Boot && other.Store == s.Presence.Store
-		if other.Instance != s.Presence.Instance && (!takeover || !same) {
-			return s.timeToLive(ctx, clientv3.LeaseID(kvs[0].Lease)), fmt.Errorf("%w, since %s", ErrCloned, other.Since.UTC().Format(time.RFC3339))
-		}
-		revision = kvs[0].ModRevision
 	}
+}
+
+// isMember returns nil if this host, with its key, is a member of the fleet that it joined, whose protocol it knows.
+func (s *Session) isMember(founding, host []*mvccpb.KeyValue) error {
+	if len(founding) == 0 || len(host) == 0 {
+		return ErrRemoved
+	}
+	f, err := fleet.Decode[fleet.Founding](founding[0].Value)
+	if err != nil {
+		return err
+	}
+	h, err := fleet.Decode[fleet.Host](host[0].Value)
+	switch {
+	case err != nil:
+		return err
+	case f.ID != s.Founding || h.ID != s.Host || !bytes.Equal(h.Key, s.Key):
+		return ErrReplaced
+	case f.Protocol > fleet.Protocol || h.Protocol > fleet.Protocol:
+		return ErrProtocol
+	}
+	return nil
+}
+
+// mayReplace returns nil if a presence is this process's own or, with takeover, that of an earlier process of this machine. One that cannot
+// be read is another's.
+func (s *Session) mayReplace(presence []byte, takeover bool) error {
+	other, err := fleet.Decode[fleet.Presence](presence)
+	same := err == nil && other.Boot == s.Presence.Boot && other.Store == s.Presence.Store
+	if err != nil || other.Instance != s.Presence.Instance && (!takeover || !same) {
+		return fmt.Errorf("%w, since %s", ErrCloned, other.Since.UTC().Format(time.RFC3339))
+	}
+	return nil
 }
 
 // timeToLive returns the granted TTL of a lease; this session's own if it is not known.

@@ -18,12 +18,23 @@ const ttl = 2 * time.Second
 
 var keys = fleet.KeysOf("test")
 
-// join writes the record of a host.
+// The membership of the hosts of these tests.
+const founding = "0123456789abcdef"
+
+var key = []byte("fingerprint")
+
+// join writes the records of the fleet and of a host.
 func join(t *testing.T, c *clientv3.Client, id string) {
 	t.Helper()
-	text, err := fleet.Encode(fleet.Host{ID: id, Protocol: fleet.Protocol})
+	write(t, c, keys.Founding(), fleet.Founding{ID: founding, Protocol: fleet.Protocol})
+	write(t, c, keys.Host(id), fleet.Host{ID: id, Protocol: fleet.Protocol, Key: key})
+}
+
+func write(t *testing.T, c *clientv3.Client, at string, record any) {
+	t.Helper()
+	text, err := fleet.Encode(record)
 	if err == nil {
-		_, err = c.Put(t.Context(), keys.Host(id), text)
+		_, err = c.Put(t.Context(), at, text)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -33,7 +44,7 @@ func join(t *testing.T, c *clientv3.Client, id string) {
 // session returns a session of a gateway with a presence of its own.
 func session(t *testing.T, c *clientv3.Client, p fleet.Presence) *Session {
 	t.Helper()
-	s, err := New(Config{Client: c, Keys: keys, Host: "a1b2c3", Presence: p, TTL: ttl, Log: zap.NewNop()})
+	s, err := New(Config{Client: c, Keys: keys, Host: "a1b2c3", Founding: founding, Key: key, Presence: p, TTL: ttl, Log: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,5 +294,53 @@ func BenchmarkFenced(b *testing.B) {
 		if !s.Fenced() {
 			b.Fatal("open")
 		}
+	}
+}
+
+// TestAnotherMembership: a session whose first claim found etcd away, as at a start without it, makes the checks of a start: a fleet that was
+// founded again, a later protocol, a host that joined with the same ID since, and records that cannot be read leave it fenced.
+func TestAnotherMembership(t *testing.T) {
+	t.Parallel()
+	c := etcdtest.Start(t).Client()
+	for name, x := range map[string]struct {
+		founding, host any
+		want           error
+	}{
+		"founded again":            {fleet.Founding{ID: "another"}, fleet.Host{ID: "a1b2c3", Key: key}, ErrReplaced},
+		"another key":              {fleet.Founding{ID: founding}, fleet.Host{ID: "a1b2c3", Key: []byte("another")}, ErrReplaced},
+		"the record of another":    {fleet.Founding{ID: founding}, fleet.Host{ID: "ffffff", Key: key}, ErrReplaced},
+		"a fleet that is gone":     {nil, fleet.Host{ID: "a1b2c3", Key: key}, ErrRemoved},
+		"a later protocol":         {fleet.Founding{ID: founding, Protocol: fleet.Protocol + 1}, fleet.Host{ID: "a1b2c3", Key: key}, ErrProtocol},
+		"a host of a later one":    {fleet.Founding{ID: founding}, fleet.Host{ID: "a1b2c3", Key: key, Protocol: fleet.Protocol + 1}, ErrProtocol},
+		"a host, not readable":     {fleet.Founding{ID: founding}, "a text", nil},
+		"a founding, not readable": {"a text", fleet.Host{ID: "a1b2c3", Key: key}, nil},
+	} {
+		if write(t, c, keys.Host("a1b2c3"), x.host); x.founding != nil {
+			write(t, c, keys.Founding(), x.founding)
+		} else if _, err := c.Delete(t.Context(), keys.Founding()); err != nil {
+			t.Fatal(err)
+		}
+		s := session(t, c, fleet.Presence{Instance: "1"})
+		if err := s.keep(t.Context(), time.Minute); err == nil || x.want != nil && !errors.Is(err, x.want) || !s.Fenced() {
+			t.Errorf("%s: %v, fenced %v", name, err, s.Fenced())
+		}
+	}
+	if present(t, c).Instance != "" {
+		t.Error("a presence was written")
+	}
+	if leases, err := c.Leases(t.Context()); err != nil || len(leases.Leases) > 0 {
+		t.Errorf("%d leases of a host that is refused, %v", len(leases.Leases), err)
+	}
+}
+
+// TestUnreadablePresence: a presence that cannot be read is another's.
+func TestUnreadablePresence(t *testing.T) {
+	t.Parallel()
+	c := etcdtest.Start(t).Client()
+	join(t, c, "a1b2c3")
+	write(t, c, keys.Presence("a1b2c3"), "a text")
+	s := session(t, c, fleet.Presence{Instance: "1"})
+	if err := s.Start(t.Context()); !errors.Is(err, ErrCloned) || !s.Fenced() {
+		t.Error(err, s.Fenced())
 	}
 }

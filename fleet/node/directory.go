@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"strings"
 	"sync"
 
@@ -48,7 +49,7 @@ func (d *directory) set(id string, h fleet.Host, remove bool) {
 }
 
 // apply follows the directory. A host whose record is not readable, or of a later protocol, is none: it is not trusted. If the record of
-// this host is gone, the session asks etcd again, and is fenced until then.
+// this host is gone, or that of another membership, the session asks etcd again, and is fenced until then.
 func (n *Node) apply(c watch.Change) {
 	prefix := fleet.KeysOf(n.Fleet).Hosts()
 	for _, e := range c.Set {
@@ -68,7 +69,7 @@ func (n *Node) apply(c watch.Change) {
 			n.hosts.set(id, fleet.Host{}, true)
 		}
 	}
-	if _, ok := n.hosts.get(n.Identity.Host); !ok {
+	if h, ok := n.hosts.get(n.Identity.Host); !ok || !bytes.Equal(h.Key, n.fingerprint) {
 		n.session.Recheck()
 	}
 }

@@ -43,13 +43,14 @@ type Config struct {
 // Node is this host in its fleet. Safe for concurrent use.
 type Node struct {
 	Config
-	client    *clientv3.Client
-	roster    roster.Roster
-	session   *member.Session
-	follower  *watch.Follower
-	rotation  *pki.Rotation
-	authority *x509.Certificate
-	hosts     directory
+	client      *clientv3.Client
+	fingerprint []byte // of this host's key
+	roster      roster.Roster
+	session     *member.Session
+	follower    *watch.Follower
+	rotation    *pki.Rotation
+	authority   *x509.Certificate
+	hosts       directory
 }
 
 // Bounds of the directory that a host follows.
@@ -76,6 +77,10 @@ func New(c Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	fingerprint, err := pki.FingerprintOf(c.Identity.Key)
+	if err != nil {
+		return nil, err
+	}
 	presence, err := newPresence(c.StateDir, c.Version)
 	if err != nil {
 		return nil, err
@@ -84,9 +89,11 @@ func New(c Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{Config: c, client: client, roster: roster.Roster{Client: client, Name: c.Fleet}, authority: authority, hosts: directory{known: map[string]fleet.Host{}}}
+	n := &Node{Config: c, client: client, fingerprint: fingerprint, roster: roster.Roster{Client: client, Name: c.Fleet}, authority: authority, hosts: directory{known: map[string]fleet.Host{}}}
 	keys := fleet.KeysOf(c.Fleet)
-	n.session, err = member.New(member.Config{Client: client, Keys: keys, Host: c.Identity.Host, Presence: presence, TTL: c.TTL, Log: c.Log})
+	n.session, err = member.New(member.Config{
+		Client: client, Keys: keys, Host: c.Identity.Host, Founding: c.Identity.Founding, Key: fingerprint, Presence: presence, TTL: c.TTL, Log: c.Log,
+	})
 	if err == nil {
 		n.follower, err = watch.New(watch.Config{Client: client, Prefix: keys.Watched(), Apply: n.apply, Log: c.Log, MaxKeys: maxHosts, MaxBytes: maxDirectory})
 	}

@@ -133,12 +133,22 @@ func NewHostKey() (der, fingerprint []byte, err error) {
 	if der, err = x509.MarshalPKCS8PrivateKey(key); err != nil {
 		return nil, nil, err
 	}
+	fingerprint, err = FingerprintOf(der)
+	return der, fingerprint, err
+}
+
+// FingerprintOf returns the fingerprint of a key of [NewHostKey].
+func FingerprintOf(der []byte) ([]byte, error) {
+	key, err := parseKey(der)
+	if err != nil {
+		return nil, err
+	}
 	public, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	sum := sha256.Sum256(public)
-	return der, sum[:], nil
+	return sum[:], nil
 }
 
 // Fingerprint returns the SHA-256 of the public key of a certificate (SubjectPublicKeyInfo).
