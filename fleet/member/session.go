@@ -34,7 +34,10 @@ type Config struct {
 	Key      []byte // fingerprint of the host's key, as in its [fleet.Host]
 	Presence fleet.Presence
 	TTL      time.Duration // whole seconds
-	Log      *zap.Logger
+	// OnClaim is called after each successful claim, before the fence opens: what the host knows of the fleet may be out of date. It must not
+	// block. nil: no call.
+	OnClaim func() `required:"false"`
+	Log     *zap.Logger
 }
 
 // Session is the membership of a running gateway. Safe for concurrent use.
@@ -168,6 +171,9 @@ func (s *Session) claim(ctx context.Context, takeover bool) (held time.Duration,
 		return held, err
 	}
 	s.lease = granted.ID
+	if s.OnClaim != nil {
+		s.OnClaim()
+	}
 	s.answered.Store(asked)
 	s.fence.extend(sent, time.Duration(granted.TTL)*time.Second)
 	return 0, nil

@@ -93,6 +93,7 @@ func New(c Config) (*Node, error) {
 	keys := fleet.KeysOf(c.Fleet)
 	n.session, err = member.New(member.Config{
 		Client: client, Keys: keys, Host: c.Identity.Host, Founding: c.Identity.Founding, Key: fingerprint, Presence: presence, TTL: c.TTL, Log: c.Log,
+		OnClaim: func() { n.follower.Hurry() },
 	})
 	if err == nil {
 		n.follower, err = watch.New(watch.Config{Client: client, Prefix: keys.Watched(), Apply: n.apply, Log: c.Log, MaxKeys: maxHosts, MaxBytes: maxDirectory})
@@ -151,6 +152,12 @@ func (n *Node) Start(ctx context.Context) error {
 		return fmt.Errorf("%w (%s): a copied disk or state directory cannot be a second host; start this one with an empty state_dir, and join the fleet", err, n.Identity.Host)
 	case err != nil && ctx.Err() == nil:
 		n.Log.Warn("this host starts fenced: no new boxes", zap.Error(err))
+		return nil
+	}
+	call, cancel = context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := n.follower.List(call); err != nil && ctx.Err() == nil {
+		n.Log.Warn("this host starts fenced: the directory of the fleet is not known yet", zap.Error(err))
 	}
 	return ctx.Err()
 }
@@ -189,8 +196,11 @@ func (n *Node) Close() error {
 	return n.client.Close()
 }
 
-// Fenced reports whether shared rules, keys of the fleet and new boxes must be refused; see [member.Session.Fenced].
-func (n *Node) Fenced() bool { return n.session.Fenced() }
+// Fenced reports whether shared rules, keys of the fleet and new boxes must be refused; see [member.Session.Fenced]. After a time without a
+// lease the host is fenced until it has followed the directory up to its new lease.
+func (n *Node) Fenced() bool {
+	return n.session.Fenced() || !n.follower.Current()
+}
 
 // Problem returns why the host has no lease; nil: it has one.
 func (n *Node) Problem() error { return n.session.Problem() }

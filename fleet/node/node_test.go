@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -35,6 +36,46 @@ func newNode(t *testing.T, server *etcdtest.Server, id fleet.Identity) *Node {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// TestNoStaleMoment: a host that was cordoned while it was cut off from etcd knows that when it is no longer fenced.
+func TestNoStaleMoment(t *testing.T) {
+	t.Parallel()
+	server, r, id := founded(t)
+	link := etcdtest.NewLink(t, server.Endpoint())
+	n, err := New(Config{
+		Access: fleet.Access{Endpoints: []string{link.Endpoint()}}, Fleet: "test", Identity: id, StateDir: t.TempDir(), Version: "v1", Boxes: func() int { return 0 }, Log: zap.NewNop(), TTL: 2 * time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, n)
+	link.Cut()
+	etcdtest.Until(t, "the host is fenced", n.Fenced)
+	began := time.Now()
+	etcdtest.Until(t, "the follower waits for longer between attempts", func() bool { return time.Since(began) > 2*time.Second })
+	if err := r.Cordon(t.Context(), id.Host, true); err != nil {
+		t.Fatal(err)
+	}
+	link.Heal()
+	etcdtest.Until(t, "the host is not fenced", func() bool { return !n.Fenced() })
+	if !n.Cordoned() {
+		t.Error("not fenced, and not cordoned")
+	}
+}
+
+// TestCordonedAtTheStart: a gateway that starts on a cordoned host knows it before it makes boxes.
+func TestCordonedAtTheStart(t *testing.T) {
+	t.Parallel()
+	server, r, id := founded(t)
+	if err := r.Cordon(t.Context(), id.Host, true); err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(t, server, id)
+	defer n.Close()
+	if err := n.Start(t.Context()); err != nil || n.Fenced() || !n.Cordoned() {
+		t.Errorf("%v, fenced %v, cordoned %v", err, n.Fenced(), n.Cordoned())
+	}
 }
 
 // run starts a node, which ends with the test.

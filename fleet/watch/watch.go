@@ -58,17 +58,26 @@ const (
 
 	leastWait = 100 * time.Millisecond // after a failure, doubled up to mostWait
 	mostWait  = 30 * time.Second
+
+	hurriedWait = time.Second // instead of mostWait, while the user waits
+
+	askAgain = 50 * time.Millisecond // between requests of a hurry to the watch
 )
 
 // Follower follows a prefix. Safe for concurrent use.
 type Follower struct {
 	Config
 
+	hurry chan struct{} // of Hurry
+
 	mu       sync.Mutex
 	known    map[string]Entry
 	bytes    int
 	state    State
 	history  history
+	asked    int  // calls of Hurry
+	compared int  // those before the last comparison, or the last listing, began
+	answered int  // those before a comparison whose changes are applied
 	complete bool // known is the state at state.Revision, and a watch may go on from there
 }
 
@@ -95,8 +104,30 @@ func New(c Config) (*Follower, error) {
 	if c.Check == 0 {
 		c.Check = defaultCheck
 	}
-	return &Follower{Config: c, known: map[string]Entry{}}, nil
+	return &Follower{Config: c, known: map[string]Entry{}, hurry: make(chan struct{}, 1)}, nil
 }
+
+// Hurry makes [Follower.Run] compare with etcd immediately, also if it waits after a failure. [Follower.Current] is false until all changes
+// before the call are applied.
+func (f *Follower) Hurry() {
+	f.mu.Lock()
+	f.asked++
+	f.mu.Unlock()
+	select {
+	case f.hurry <- struct{}{}:
+	default:
+	}
+}
+
+// Current reports whether all changes before the last call of [Follower.Hurry] are applied.
+func (f *Follower) Current() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.answered == f.asked
+}
+
+// List makes the first listing, before [Follower.Run].
+func (f *Follower) List(ctx context.Context) error { return f.list(ctx) }
 
 // State returns how current the follower is.
 func (f *Follower) State() State {
@@ -134,8 +165,12 @@ func (f *Follower) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-time.After(wait/2 + rand.N(wait)): // many hosts lose the same member together
+		case <-f.hurry:
+			wait = leastWait
 		}
-		wait = min(2*wait, mostWait)
+		if wait = min(2*wait, mostWait); !f.Current() {
+			wait = min(wait, hurriedWait)
+		}
 	}
 }
 
@@ -151,7 +186,7 @@ func (f *Follower) follow(ctx context.Context) error {
 
 // list reads all keys at one revision, in pages, and applies the differences.
 func (f *Follower) list(ctx context.Context) error {
-	began := time.Now()
+	began := f.begin()
 	now, total, first := map[string]Entry{}, 0, (*etcdserverpb.ResponseHeader)(nil)
 	for from, end := f.Prefix, clientv3.GetPrefixRangeEnd(f.Prefix); ; {
 		ops := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(page)}
@@ -207,7 +242,15 @@ func (f *Follower) replace(now map[string]Entry, total int, header *etcdserverpb
 	f.setComplete(true)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.state.Revision, f.state.At, f.state.Listings = header.Revision, began, f.state.Listings+1
+	f.state.Revision, f.state.At, f.state.Listings, f.answered = header.Revision, began, f.state.Listings+1, f.compared
+}
+
+// begin begins a comparison with etcd, and returns the time.
+func (f *Follower) begin() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.compared = f.asked
+	return time.Now()
 }
 
 func (f *Follower) setComplete(is bool) {
@@ -227,6 +270,7 @@ func (f *Follower) watch(ctx context.Context) error {
 	events := f.Client.Watch(ctx, f.Prefix, clientv3.WithPrefix(), clientv3.WithRev(f.State().Revision+1), clientv3.WithProgressNotify(), clientv3.WithFragment())
 	check := time.NewTicker(f.Check)
 	defer check.Stop()
+	again := time.After(askAgain)
 	for due := int64(0); ; {
 		select {
 		case answer, ok := <-events:
@@ -240,15 +284,37 @@ func (f *Follower) watch(ctx context.Context) error {
 			if f.State().Revision < due {
 				return errBehind
 			}
-			if err := f.sameHistory(ctx); err != nil {
+			if err := f.compare(ctx); err != nil {
 				return err
 			}
 			due = f.history.revision
+		case <-f.hurry:
+			if err := f.compare(ctx); err != nil {
+				return err
+			}
+			again = time.After(askAgain)
+		case <-again:
+			if again = nil; f.Current() {
+				continue
+			}
+			// A watch that was not open yet when it was asked does not answer.
 			if err := f.Client.RequestProgress(ctx); err != nil {
 				return fmt.Errorf("asking for progress: %w", err)
 			}
+			again = time.After(askAgain)
 		}
 	}
+}
+
+// compare reads the latest revision, and asks the watch for its own.
+func (f *Follower) compare(ctx context.Context) error {
+	if err := f.sameHistory(ctx); err != nil {
+		return err
+	}
+	if err := f.Client.RequestProgress(ctx); err != nil {
+		return fmt.Errorf("asking for progress: %w", err)
+	}
+	return nil
 }
 
 // sameHistory reads the latest revision of etcd, from a quorum, and compares it with the earlier ones. A watch alone would wait
@@ -256,7 +322,7 @@ func (f *Follower) watch(ctx context.Context) error {
 func (f *Follower) sameHistory(ctx context.Context) error {
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	began := time.Now()
+	began := f.begin()
 	answer, err := f.Client.Get(call, f.Prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
 		return fmt.Errorf("reading the latest revision: %w", err)
@@ -269,7 +335,7 @@ func (f *Follower) sameHistory(ctx context.Context) error {
 	defer f.mu.Unlock()
 	f.history = history{h.ClusterId, h.RaftTerm, h.Revision}
 	if f.state.Revision >= h.Revision {
-		f.state.At = began
+		f.state.At, f.answered = began, f.compared
 	}
 	return nil
 }
@@ -341,6 +407,6 @@ func (f *Follower) advance(revision int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.state.Revision = max(f.state.Revision, revision); f.state.Revision >= f.history.revision {
-		f.state.At = time.Now()
+		f.state.At, f.answered = time.Now(), f.compared
 	}
 }
