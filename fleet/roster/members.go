@@ -3,7 +3,6 @@ package roster
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"strings"
 	"time"
 
@@ -35,7 +34,8 @@ type Member struct {
 	Protocol int       `json:"protocol"`
 	Joined   time.Time `json:"joined"`
 	Cordoned bool      `json:"cordoned"`
-	Present  bool      `json:"present"` // its lease is valid
+	Present  bool      `json:"present"`           // its lease is valid
+	Problem  string    `json:"problem,omitempty"` // its records cannot be read
 	Version  string    `json:"version,omitempty"`
 	Boxes    int       `json:"boxes"`
 	Drained  bool      `json:"drained"` // the gateway knows that it is cordoned, and has no boxes
@@ -62,34 +62,40 @@ func (r Roster) State(ctx context.Context) (State, error) {
 	}
 	out := State{Name: r.Name, ID: founding.ID, Founded: founding.At}
 	k, at := r.keys(), map[string]int{}
-	out.Revision, err = r.each(ctx, k.Hosts(), 0, func(id string, text []byte) error {
+	out.Revision, err = r.each(ctx, k.Hosts(), 0, func(id string, text []byte) {
 		h, err := fleet.Decode[fleet.Host](text)
-		if err != nil {
-			return fmt.Errorf("host %q: %w", id, err)
-		}
 		at[id] = len(out.Hosts)
-		out.Hosts = append(out.Hosts, Member{ID: id, Name: h.Name, Protocol: h.Protocol, Joined: h.Joined, Cordoned: h.Cordoned})
-		return nil
+		out.Hosts = append(out.Hosts, Member{ID: id, Name: h.Name, Protocol: h.Protocol, Joined: h.Joined, Cordoned: h.Cordoned, Problem: problem(err)})
 	})
 	if err != nil {
 		return State{}, err
 	}
-	_, err = r.each(ctx, k.Presences(), out.Revision, func(id string, text []byte) error {
+	_, err = r.each(ctx, k.Presences(), out.Revision, func(id string, text []byte) {
+		i, ok := at[id]
+		if !ok {
+			return
+		}
 		p, err := fleet.Decode[fleet.Presence](text)
-		if err != nil {
-			return fmt.Errorf("host %q: %w", id, err)
+		m := &out.Hosts[i]
+		if m.Present = true; err != nil {
+			m.Problem = problem(err)
+			return
 		}
-		if i, ok := at[id]; ok {
-			m := &out.Hosts[i]
-			m.Present, m.Version, m.Boxes, m.Since, m.Drained = true, p.Version, p.Boxes, p.Since, m.Cordoned && p.Cordoned && p.Boxes == 0
-		}
-		return nil
+		m.Version, m.Boxes, m.Since, m.Drained = p.Version, p.Boxes, p.Since, m.Cordoned && p.Cordoned && p.Boxes == 0
 	})
 	return out, err
 }
 
+// problem is the text of an error; empty without one.
+func problem(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
 // each reads the records below a prefix in order, at a revision, 0: the latest. It returns the revision.
-func (r Roster) each(ctx context.Context, prefix string, revision int64, do func(id string, text []byte) error) (int64, error) {
+func (r Roster) each(ctx context.Context, prefix string, revision int64, do func(id string, text []byte)) (int64, error) {
 	for from, end := prefix, clientv3.GetPrefixRangeEnd(prefix); ; {
 		answer, err := r.Client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(revision))
 		if err != nil {
@@ -99,9 +105,7 @@ func (r Roster) each(ctx context.Context, prefix string, revision int64, do func
 			revision = answer.Header.Revision
 		}
 		for _, kv := range answer.Kvs {
-			if err := do(strings.TrimPrefix(string(kv.Key), prefix), kv.Value); err != nil {
-				return 0, err
-			}
+			do(strings.TrimPrefix(string(kv.Key), prefix), kv.Value)
 		}
 		if !answer.More {
 			return revision, nil

@@ -286,3 +286,29 @@ func TestUnreachable(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestUnreadableRecords: records that another program wrote are listed as such, and do not hide the others.
+func TestUnreadableRecords(t *testing.T) {
+	t.Parallel()
+	r, _ := founded(t)
+	k := fleet.KeysOf("test")
+	for key, text := range map[string]string{
+		k.Host("111111"): "{", k.Host("222222"): `{"id":"222222","protocol":"x"}`, k.Host("333333"): strings.Repeat("x", 1<<20), k.Presence("a1b2c3"): "[]", k.Presence("unknown"): "{",
+	} {
+		if _, err := r.Client.Put(t.Context(), key, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	state, err := r.State(t.Context())
+	if err != nil || len(state.Hosts) != 4 {
+		t.Fatalf("%+v, %v", state, err)
+	}
+	for _, h := range state.Hosts {
+		if h.Problem == "" || h.Drained {
+			t.Errorf("%+v", h)
+		}
+	}
+	if err := r.Leave(t.Context(), "111111"); err != nil {
+		t.Errorf("a host whose record cannot be read: %v", err)
+	}
+}

@@ -309,6 +309,8 @@ func awaitDrained(ctx context.Context, r roster.Roster, id string) error {
 		switch {
 		case err != nil:
 			return err
+		case m.Problem != "":
+			return fmt.Errorf("host %s: %s", id, audit.Escape(m.Problem, 200))
 		case !m.Present:
 			return fmt.Errorf("the gateway of host %s is not running, so the number of its boxes is not known; it stays cordoned", id)
 		case !m.Cordoned:
@@ -350,6 +352,8 @@ func printFleet(w io.Writer, s roster.State) error {
 	for _, h := range s.Hosts {
 		state, boxes := "running", strconv.Itoa(h.Boxes)
 		switch {
+		case h.Problem != "":
+			state, boxes = "unreadable", "-"
 		case !h.Present:
 			state, boxes = "away", "-"
 		case h.Drained:
