@@ -248,6 +248,9 @@ func TestCopiedStateDirectory(t *testing.T) {
 	if err := copied.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "another gateway is running with the ID of this host") {
 		t.Fatalf("the copy: %v", err)
 	}
+	if out := copied.command(1, "", "fleet", "leave"); !strings.Contains(out, "a gateway is running with the ID of this host") {
+		t.Errorf("the copy leaves the fleet: %s", out)
+	}
 	if _, status, refusal := a.create(); status != http.StatusOK {
 		t.Errorf("the first gateway: %s", refusal)
 	}

@@ -2,6 +2,7 @@
 package roster
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -32,6 +33,7 @@ var (
 	ErrMember     = errors.New("a host with this ID is a member of the fleet already: each host needs its own state directory, not a copy")
 	ErrToken      = errors.New("the token is not valid any longer: it is for one host and one hour; make another with `gateway fleet token`")
 	ErrNotMember  = errors.New("the fleet has no host with this ID")
+	ErrRunning    = errors.New("a gateway is running with the ID of this host: if this state directory is a copy of another host's, remove it; after a crash, wait 15 seconds")
 	ErrNewer      = errors.New("the fleet was founded by a later version of boxgate, with another protocol: update this host first")
 )
 
@@ -237,7 +239,43 @@ func (r Roster) IsMember(ctx context.Context, id fleet.Identity) (bool, error) {
 		return false, err
 	}
 	text, _, err := fleet.Get(ctx, r.Client, r.keys().Host(id.Host))
-	return text != nil && founding.ID == id.Founding, err
+	return founding.ID == id.Founding && text != nil && isOf(text, id), err
+}
+
+// isOf reports whether the record of a host is that of an identity, or cannot be read.
+func isOf(record []byte, id fleet.Identity) bool {
+	host, err := fleet.Decode[fleet.Host](record)
+	if err != nil {
+		return true
+	}
+	own, err := pki.FingerprintOf(id.Key)
+	return err == nil && bytes.Equal(host.Key, own)
+}
+
+// LeaveStopped ends the membership of an identity whose gateway does not run. [ErrRunning]: one runs with its ID, so this identity may be a copy;
+// [ErrNotMember]: the ID is free, or that of another membership since.
+func (r Roster) LeaveStopped(ctx context.Context, id fleet.Identity) error {
+	k := r.keys()
+	host, present := k.Host(id.Host), k.Presence(id.Host)
+	for {
+		text, revision, err := fleet.Get(ctx, r.Client, host)
+		if err != nil {
+			return err
+		}
+		if text == nil || !isOf(text, id) {
+			return ErrNotMember
+		}
+		answer, err := r.Client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(host), "=", revision), clientv3.Compare(clientv3.CreateRevision(present), "=", 0)).
+			Then(clientv3.OpDelete(host), clientv3.OpDelete(k.Wrap(id.Host))).Else(clientv3.OpGet(present, clientv3.WithCountOnly())).Commit()
+		switch {
+		case err != nil:
+			return fleet.Unreachable(ctx, err)
+		case answer.Succeeded:
+			return nil
+		case rangeOf(answer, 0).Count > 0:
+			return ErrRunning
+		}
+	}
 }
 
 // Leave ends the membership of a host: its records are deleted, and then its lease is revoked, so that a gateway that runs there is

@@ -222,6 +222,45 @@ func TestLeaving(t *testing.T) {
 	}
 }
 
+// TestLeavingOfACopy: a copied identity does not end the membership of the host that runs, nor a membership that has the ID since.
+func TestLeavingOfACopy(t *testing.T) {
+	t.Parallel()
+	r, first := founded(t)
+	second, err := r.Join(t.Context(), machine("d4e5f6", "second"), token(t, r, first))
+	if err != nil {
+		t.Fatal(err)
+	}
+	present := fleet.KeysOf("test").Presence("d4e5f6")
+	if _, err := r.Client.Put(t.Context(), present, `{"instance": "1"}`); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.LeaveStopped(t.Context(), second); !errors.Is(err, ErrRunning) {
+		t.Errorf("while the host runs: %v", err)
+	}
+	if is, err := r.IsMember(t.Context(), second); !is || err != nil {
+		t.Error(is, err)
+	}
+	if _, err := r.Client.Delete(t.Context(), present); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.LeaveStopped(t.Context(), second); err != nil {
+		t.Error(err)
+	}
+	again, err := r.Join(t.Context(), machine("d4e5f6", "second"), token(t, r, first))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if is, err := r.IsMember(t.Context(), second); is || err != nil {
+		t.Errorf("the earlier identity: %v, %v", is, err)
+	}
+	if err := r.LeaveStopped(t.Context(), second); !errors.Is(err, ErrNotMember) {
+		t.Errorf("the earlier identity: %v", err)
+	}
+	if is, err := r.IsMember(t.Context(), again); !is || err != nil {
+		t.Error(is, err)
+	}
+}
+
 // TestCordon: the field changes, and fields of later versions stay.
 func TestCordon(t *testing.T) {
 	t.Parallel()

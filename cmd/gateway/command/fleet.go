@@ -230,7 +230,7 @@ func newFleetLeaveCommand(o *cli.Options) *cobra.Command {
 					if id.Host == "" {
 						return errors.New("this host is not a member of a fleet")
 					}
-					err = (roster.Roster{Client: r.Client, Name: id.Fleet}).Leave(ctx, id.Host)
+					err = (roster.Roster{Client: r.Client, Name: id.Fleet}).LeaveStopped(ctx, id)
 					if err == nil || errors.Is(err, roster.ErrNotMember) {
 						err = db.Installation.SetFleet(name.Secret{})
 					}
