@@ -46,12 +46,13 @@ func onFleet(cmd *cobra.Command, o *cli.Options, do func(context.Context, config
 	if !c.Enabled() {
 		return errors.New("no fleet is configured: set fleet.name and fleet.endpoints")
 	}
-	client, err := fleet.Dial(fleet.Access{Endpoints: c.Endpoints, CAFile: c.TLS.CAFile, CertFile: c.TLS.CertFile, KeyFile: c.TLS.KeyFile})
+	access := fleet.Access{Endpoints: c.Endpoints, CAFile: c.TLS.CAFile, CertFile: c.TLS.CertFile, KeyFile: c.TLS.KeyFile}
+	client, err := fleet.Dial(access)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	return do(cmd.Context(), cfg, roster.Roster{Client: client, Name: c.Name})
+	return access.Explain(cmd.Context(), do(cmd.Context(), cfg, roster.Roster{Client: client, Name: c.Name}))
 }
 
 // onMembership calls do with the store of a gateway that is not running, which it makes at the first call.
