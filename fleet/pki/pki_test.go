@@ -232,7 +232,7 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// TestRotation: the certificate is renewed when a third of its time is left; without the authority's key the last one serves until it
+// TestRotation: the certificate is renewed when a third of its time is left, or the clock was set back; without the authority's key the last one serves until it
 // expires, and no longer.
 func TestRotation(t *testing.T) {
 	w := newWorld(t)
@@ -264,19 +264,27 @@ func TestRotation(t *testing.T) {
 	}
 	old := *first
 	leaf := *first.Leaf
-	leaf.NotAfter = time.Now().Add(HostLifetime/3 - time.Minute)
 	old.Leaf = &leaf
-	r.current.Store(&old)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); r.Run(ctx) }()
-	for deadline := time.Now().Add(time.Minute); r.current.Load() == &old; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the certificate was not renewed")
+	for name, left := range map[string]time.Duration{"a third is left": HostLifetime/3 - time.Minute, "the clock was two days ahead": HostLifetime + 48*time.Hour} {
+		leaf.NotAfter = time.Now().Add(left)
+		r.current.Store(&old)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); r.Run(ctx) }()
+		for deadline := time.Now().Add(time.Minute); r.current.Load() == &old; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: the certificate was not renewed", name)
+			}
 		}
+		cancel()
+		<-done
 	}
-	cancel()
-	<-done
+	leaf.NotBefore, leaf.NotAfter = time.Now().Add(time.Hour), time.Now().Add(48*time.Hour)
+	r.current.Store(&old)
+	if _, err := r.Certificate(); !errors.Is(err, errNoCertificate) {
+		t.Errorf("a certificate that is not valid yet is used: %v", err)
+	}
+	leaf.NotBefore = time.Now().Add(-time.Hour)
 	leaf.NotAfter = time.Now().Add(-time.Second)
 	r.current.Store(&old)
 	if _, err := r.Certificate(); !errors.Is(err, errNoCertificate) {

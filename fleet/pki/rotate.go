@@ -54,16 +54,29 @@ func NewRotation(issuer Issuer, log *zap.Logger) *Rotation {
 // retryEvery is the time between two attempts to renew.
 const retryEvery = time.Minute
 
+// checkEvery is the time between two looks at the certificate: the clock may be set, and the machine suspended, meanwhile.
+const checkEvery = time.Minute
+
 // errNoCertificate is the error of a host that could not renew its certificate in time.
 var errNoCertificate = errors.New("this host has no valid certificate of the fleet: etcd did not answer for a day, or since the start")
 
 // Certificate returns the certificate of this host. It may be used for one handshake.
 func (r *Rotation) Certificate() (*tls.Certificate, error) {
 	c := r.current.Load()
-	if c == nil || time.Now().After(c.Leaf.NotAfter) {
+	if now := time.Now(); c == nil || now.After(c.Leaf.NotAfter) || now.Before(c.Leaf.NotBefore) {
 		return nil, errNoCertificate
 	}
 	return c, nil
+}
+
+// remains returns how long the certificate of this host need not be renewed; 0: it must be. One that is valid for longer than a new one was
+// made while the clock was ahead, and the other hosts do not accept it yet.
+func (r *Rotation) remains() time.Duration {
+	c := r.current.Load()
+	if c == nil || time.Until(c.Leaf.NotAfter) > HostLifetime {
+		return 0
+	}
+	return max(0, time.Until(c.Leaf.NotAfter)-HostLifetime/3)
 }
 
 // NotAfter returns when the certificate expires; the zero time: there is none.
@@ -78,8 +91,8 @@ func (r *Rotation) NotAfter() time.Time {
 func (r *Rotation) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := retryEvery
-		if c := r.current.Load(); c != nil && time.Until(c.Leaf.NotAfter) > HostLifetime/3 {
-			wait = min(time.Until(c.Leaf.NotAfter)-HostLifetime/3, time.Hour) // a clock may be set meanwhile
+		if left := r.remains(); left > 0 {
+			wait = min(left, checkEvery)
 		} else if err := r.renew(ctx); err != nil && ctx.Err() == nil {
 			r.log.Warn("the certificate of this host in the fleet cannot be renewed", zap.Time("valid_until", r.NotAfter()), zap.Error(err))
 		} else {
