@@ -92,6 +92,9 @@ func (a Access) tls() (*tls.Config, error) {
 	if a.CertFile == "" {
 		return c, nil
 	}
+	if info, err := os.Stat(a.KeyFile); err == nil && info.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("fleet.tls.key_file: others may read %s (mode %04o), and could take every host of the fleet: run chmod 600 %s", a.KeyFile, info.Mode().Perm(), a.KeyFile)
+	}
 	load := func() (*tls.Certificate, error) {
 		pair, err := tls.LoadX509KeyPair(a.CertFile, a.KeyFile)
 		return &pair, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -59,6 +60,18 @@ func TestReasonsOfAnUnreachableEtcd(t *testing.T) {
 	}
 	if err := good.Explain(t.Context(), errors.New("x")); err.Error() != "x" {
 		t.Error(err)
+	}
+}
+
+// TestKeyFileOfEtcd: the key of the client must be its owner's alone.
+func TestKeyFileOfEtcd(t *testing.T) {
+	t.Parallel()
+	access := etcdtest.StartTLS(t, (*exec.Cmd).Start, otherPort(t)).Access()
+	if err := os.Chmod(access.KeyFile, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fleet.Dial(access); err == nil || !strings.Contains(err.Error(), "run chmod 600 "+access.KeyFile) {
+		t.Errorf("a key that others may read: %v", err)
 	}
 }
 

@@ -99,11 +99,11 @@ ingress/balancer:
 ingress/h2c: relay/h1 relay/h2/upstream relay/pool
 remote: policy internal/acceptor certs internal/required internal/socket proxy/recovery
 sshd: policy internal/acceptor internal/required internal/sshflow proxy/recovery
-fleet:
+fleet: fleet/etcdtest
 fleet/directory: fleet fleet/etcdtest fleet/member
 fleet/etcdtest: fleet internal/testnet
 fleet/member: fleet fleet/etcdtest internal/nightly internal/required
-fleet/node: policy fleet fleet/etcdtest fleet/member fleet/pki fleet/roster fleet/watch internal/required
+fleet/node: policy fleet fleet/etcdtest fleet/member fleet/pki fleet/roster fleet/watch internal/fault internal/required
 fleet/pki: policy
 fleet/roster: policy fleet fleet/etcdtest fleet/pki
 fleet/watch: fleet/etcdtest internal/nightly internal/required
