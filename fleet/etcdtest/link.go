@@ -14,7 +14,7 @@ type Link struct {
 
 	mu    sync.Mutex
 	cut   bool
-	deaf  bool
+	held  chan struct{} // closed by Release; nil: answers are not held
 	conns map[net.Conn]bool
 	path  string
 }
@@ -27,7 +27,7 @@ func NewLink(t testing.TB, endpoint string) *Link {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = ln.Close(); l.Cut() })
+	t.Cleanup(func() { _ = ln.Close(); l.Cut(); l.Release() })
 	go func() {
 		for {
 			near, err := ln.Accept()
@@ -67,11 +67,21 @@ func (l *Link) Heal() {
 	l.cut = false
 }
 
-// Deafen drops all answers of the server from now on.
-func (l *Link) Deafen() {
+// Hold delays all answers of the server until [Link.Release].
+func (l *Link) Hold() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.deaf = true
+	l.held = make(chan struct{})
+}
+
+// Release ends [Link.Hold].
+func (l *Link) Release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held != nil {
+		close(l.held)
+	}
+	l.held = nil
 }
 
 // add remembers connections for [Link.Cut]. false: the link is cut, and far is closed.
@@ -94,10 +104,10 @@ func (l *Link) forward(to, from net.Conn, answers bool) {
 			return
 		}
 		l.mu.Lock()
-		drop := answers && l.deaf
+		held := l.held
 		l.mu.Unlock()
-		if drop {
-			continue
+		if answers && held != nil {
+			<-held
 		}
 		if _, err := to.Write(buffer[:n]); err != nil {
 			return

@@ -344,3 +344,28 @@ func TestUnreadablePresence(t *testing.T) {
 		t.Error(err, s.Fenced())
 	}
 }
+
+// TestLateAnswer: an answer that comes late extends the fence from when the keep-alive was sent, not from when it was answered.
+func TestLateAnswer(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	link := etcdtest.NewLink(t, server.Endpoint())
+	c, err := fleet.Dial(fleet.Access{Endpoints: []string{link.Endpoint()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	join(t, c, "a1b2c3")
+	s := session(t, c, fleet.Presence{Instance: "1"})
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	link.Hold()
+	sent, done := time.Now(), make(chan error, 1)
+	go func() { done <- s.keep(t.Context(), time.Minute) }()
+	etcdtest.Until(t, "the answer is late", func() bool { return time.Since(sent) > ttl/2 })
+	link.Release()
+	if err := <-done; err != nil || s.Left() > ttl-ttl/2 {
+		t.Errorf("%v left of a TTL of %v, half of it after the keep-alive was sent; %v", s.Left(), ttl, err)
+	}
+}

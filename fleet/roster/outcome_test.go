@@ -38,7 +38,7 @@ func TestLostAnswer(t *testing.T) {
 	var kept fleet.Identity
 	_, err = r.Init(ctx, Machine{"a1b2c3", "first", func(id fleet.Identity) error {
 		kept = id
-		link.Deafen()
+		link.Hold()
 		return nil
 	}})
 	if ctx.Err() != nil || !errors.Is(err, fleet.ErrUnreachable) {
