@@ -20,14 +20,13 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/fleet/etcdtest"
-	"boxgate/fleet/member"
 	"boxgate/internal/lab"
 	"boxgate/internal/nightly"
 )
 
-// ttl is the time to live of the hosts' leases. The gate shortens it from that of a gateway, see [fleet/member.TTL], for which most of the
+// ttl is the time to live of the hosts' leases. The gate shortens it from that of a gateway, 15 seconds, for which most of the
 // tests wait.
-var ttl = nightly.Size(6*time.Second, member.TTL)
+var ttl = nightly.Size(6*time.Second, 15*time.Second)
 
 func TestMain(m *testing.M) {
 	_ = os.Setenv(harness.LeaseVariable, ttl.String()) // fails for a name with a NUL alone

@@ -203,3 +203,20 @@ func TestStarts(t *testing.T) {
 		t.Error("etcd counts whole seconds")
 	}
 }
+
+// TestFencedUntilTheDirectoryIsKnown: a lease alone does not open the fence.
+func TestFencedUntilTheDirectoryIsKnown(t *testing.T) {
+	t.Parallel()
+	server, _, id := founded(t)
+	n := newNode(t, server, id)
+	defer n.Close()
+	if err := n.session.Start(t.Context()); err != nil || n.session.Fenced() {
+		t.Fatal(err, n.session.Fenced())
+	}
+	if !n.Fenced() {
+		t.Error("not fenced before the first listing")
+	}
+	if err := n.follower.List(t.Context()); err != nil || n.Fenced() {
+		t.Error(err, n.Fenced())
+	}
+}

@@ -17,7 +17,6 @@ import (
 	"boxgate/fleet"
 	"boxgate/fleet/pki"
 	"boxgate/fleet/roster"
-	"boxgate/internal/fault"
 	"boxgate/policy/name"
 	"boxgate/store"
 )
@@ -322,7 +321,7 @@ func awaitDrained(ctx context.Context, r roster.Roster, id string) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(fault.Interval(drainPoll)):
+		case <-time.After(drainPoll):
 		}
 	}
 }
