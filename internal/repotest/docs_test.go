@@ -124,7 +124,8 @@ func TestEveryPageIsFoundFromTheIndex(t *testing.T) {
 	}
 }
 
-// TestDocumentsRepeatNothing: a merge of two branches that added the same row, heading or line leaves it there twice.
+// TestDocumentsRepeatNothing: a merge of two branches that added the same row, heading or line leaves it there twice, and one of
+// branches that worded a line differently leaves both versions.
 func TestDocumentsRepeatNothing(t *testing.T) {
 	atRoot(t)
 	docs, err := documents()
@@ -142,11 +143,12 @@ func TestDocumentsRepeatNothing(t *testing.T) {
 }
 
 // repetitions returns the rows of one table with the same first cell, the headings and the long lines that a document has
-// twice outside of its code, and marks of conflicts.
+// twice outside of its code, versions of a line near each other, and marks of conflicts.
 func repetitions(text string) (faults []string) {
 	const long = 40 // a shorter line can be the same by chance
 	code := false
 	rows, lines := map[string]int{}, map[string]int{}
+	var near []string
 	for i, line := range strings.Split(text, "\n") {
 		if strings.HasPrefix(strings.TrimSpace(line), "```") {
 			code = !code
@@ -166,8 +168,17 @@ func repetitions(text string) (faults []string) {
 			continue
 		default:
 			clear(rows)
-			if !strings.HasPrefix(line, "#") && len(line) < long {
+			if strings.HasPrefix(line, "#") {
+				break
+			}
+			if near = append(near, line); len(near) > 5 {
+				near = near[1:]
+			}
+			if len(line) < long {
 				continue
+			}
+			if slices.ContainsFunc(near[:len(near)-1], func(other string) bool { return other != line && isVersion(other, line) }) {
+				faults = append(faults, fmt.Sprintf("line %d is a version of a line above it: %s", i+1, line))
 			}
 		}
 		if known[key] > 0 {
@@ -181,6 +192,21 @@ func repetitions(text string) (faults []string) {
 	return faults
 }
 
+// isVersion reports whether two lines share more than two thirds of their words.
+func isVersion(a, b string) bool {
+	words, n, shared := map[string]bool{}, 0, 0
+	for _, word := range strings.Fields(a) {
+		words[word] = true
+	}
+	for _, word := range strings.Fields(b) {
+		n++
+		if words[word] {
+			shared++
+		}
+	}
+	return 3*shared > 2*max(len(words), n)
+}
+
 // TestRepetitionsAreFound is the control of the test above.
 func TestRepetitionsAreFound(t *testing.T) {
 	t.Parallel()
@@ -188,11 +214,14 @@ func TestRepetitionsAreFound(t *testing.T) {
 	for text, want := range map[string]int{
 		"| name | use |\n|---|---|\n| `a` | one |\n| `b` | one |\n\n| name |\n|---|\n| `a` |\n": 0,
 		"| name | use |\n|---|---|\n| `a` | one |\n| `b` | one |\n| `a` | two |\n":              1,
-		"| |\n|---|\n| | x |\n| | x |\n":                   0,
-		"# One\n\ntext\n\n# Two\n\ntext\n":                 0,
-		"# One\n\n# Two\n\n# One\n":                        1,
-		sentence + "\n\n" + sentence + "\n":                1,
-		"```sh\n" + sentence + "\n" + sentence + "\n```\n": 0,
+		"| |\n|---|\n| | x |\n| | x |\n":                              0,
+		"# One\n\ntext\n\n# Two\n\ntext\n":                            0,
+		"# One\n\n# Two\n\n# One\n":                                   1,
+		sentence + "\n\n" + sentence + "\n":                           1,
+		sentence + "\nends\n" + sentence + " and ends\n":              1,
+		sentence + "\nx\nx\nx\nx\n" + sentence + " ends\n":            0,
+		sentence + "\n" + sentence[:30] + " with three other words\n": 0,
+		"```sh\n" + sentence + "\n" + sentence + "\n```\n":            0,
 		"```sh\nx\n":        1,
 		"<<<<<<< HEAD\nx\n": 1,
 	} {
