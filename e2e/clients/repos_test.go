@@ -2,14 +2,12 @@ package clients
 
 import (
 	"net/http"
-	"net/http/cgi"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"boxgate/e2e/harness"
-	"boxgate/internal/testnet"
 )
 
 // gitHost is the host of the repositories of TestRepositories.
@@ -29,10 +27,6 @@ func serveRepositories(t *testing.T, w *harness.World, names ...string) {
 // bareRepositories serves bare repositories with one commit each. Anyone may push.
 func bareRepositories(t *testing.T, names ...string) http.Handler {
 	t.Helper()
-	backend, err := testnet.GitBackend()
-	if err != nil {
-		t.Fatalf("git's HTTP backend is missing: apt-get install git (%v)", err)
-	}
 	root := t.TempDir()
 	work := filepath.Join(root, "work")
 	git := func(args ...string) {
@@ -47,8 +41,7 @@ func bareRepositories(t *testing.T, names ...string) http.Handler {
 		git("clone", "-q", "--bare", work, repo)
 		git("-C", repo, "config", "http.receivepack", "true")
 	}
-	return &cgi.Handler{Path: backend, Root: "/", Env: []string{
-		"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"}}
+	return harness.GitServer(t, root, "/")
 }
 
 // TestRepositories: git reads and pushes exactly the repositories of a host that the policy names.

@@ -13,7 +13,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"net/http/cgi"
 	"os/exec"
 	"path"
 	"path/filepath"
@@ -23,7 +22,6 @@ import (
 	"time"
 
 	"boxgate/e2e/harness"
-	"boxgate/internal/testnet"
 )
 
 // shopHost has a header rule. It refuses requests without the header.
@@ -228,10 +226,6 @@ func (s *shop) stockApt(t *testing.T) {
 
 // stockGit adds a repository with one commit, served by git's backend.
 func (s *shop) stockGit(t *testing.T) {
-	backend, err := testnet.GitBackend()
-	if err != nil {
-		t.Fatalf("git's HTTP backend is missing: apt-get install git (%v)", err)
-	}
 	root := t.TempDir()
 	work := filepath.Join(root, "work")
 	for _, args := range [][]string{
@@ -243,10 +237,7 @@ func (s *shop) stockGit(t *testing.T) {
 			t.Fatalf("git %v: %v: %s", args, err, out)
 		}
 	}
-	s.git = &cgi.Handler{
-		Path: backend, Root: "/git",
-		Env: []string{"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"},
-	}
+	s.git = harness.GitServer(t, root, "/git")
 }
 
 // asJSON encodes values that can always be encoded.

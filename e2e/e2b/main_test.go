@@ -1,14 +1,12 @@
 package e2b
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
-	"net/http/cgi"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,7 +16,6 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/e2e/harness/npm"
-	"boxgate/internal/testnet"
 	"boxgate/secrets"
 )
 
@@ -102,10 +99,6 @@ const gitPassword = "git-password-of-the-test"
 // serveGit serves a repository at https://git.example.com/app.git to the user ada.
 func (s *site) serveGit(t *testing.T) {
 	t.Helper()
-	backend, err := testnet.GitBackend()
-	if err != nil {
-		t.Fatal(err)
-	}
 	root := t.TempDir()
 	for _, args := range [][]string{{"init", "-q", "--bare", "-b", "main", "app.git"}, {"-C", "app.git", "config", "http.receivepack", "true"}} {
 		cmd := exec.CommandContext(t.Context(), "git", args...)
@@ -114,18 +107,13 @@ func (s *site) serveGit(t *testing.T) {
 			t.Fatalf("git %v: %v %s", args, err, out)
 		}
 	}
-	smart := &cgi.Handler{Path: backend, Root: "/", Dir: root, Env: []string{"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "REMOTE_USER=ada"}, Stderr: io.Discard}
-	err = s.Net.ServeHTTP("git.example.com", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	smart := harness.GitServer(t, root, "/")
+	err := s.Net.ServeHTTP("git.example.com", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, password, ok := r.BasicAuth(); !ok || password != gitPassword {
 			w.Header().Set("WWW-Authenticate", `Basic realm="git"`)
 			http.Error(w, "a password is required", http.StatusUnauthorized)
 			return
 		}
-		body, err := io.ReadAll(r.Body) // CGI has no chunks
-		if err != nil {
-			return
-		}
-		r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(body)), int64(len(body)), nil
 		smart.ServeHTTP(w, r)
 	}))
 	if err != nil {

@@ -1,28 +1,20 @@
 package fidelity
 
 import (
-	"bytes"
 	"fmt"
-	"io"
-	"net/http"
-	"net/http/cgi"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"boxgate/internal/testnet"
+	"boxgate/e2e/harness"
 )
 
 // TestFidelityGit clones from and pushes to a repository on a server. The gateway sets the key.
 func TestFidelityGit(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
-	backend, err := testnet.GitBackend()
-	if err != nil {
-		t.Fatal(err)
-	}
 	root := t.TempDir()
 	git := func(args ...string) string {
 		t.Helper()
@@ -37,15 +29,7 @@ func TestFidelityGit(t *testing.T) {
 	bare := filepath.Join(root, "repo.git")
 	git("init", "-q", "--bare", "-b", "main", bare)
 	git("-C", bare, "config", "http.receivepack", "true")
-	handler := &cgi.Handler{Path: backend, Root: "/git", Dir: root, Env: []string{"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "REMOTE_USER=box"}}
-	f.page("/git", func(w http.ResponseWriter, r *http.Request) {
-		body, err := io.ReadAll(r.Body) // CGI has no chunks
-		if err != nil {
-			return
-		}
-		r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(body)), int64(len(body)), nil
-		handler.ServeHTTP(w, r)
-	})
+	f.page("/git", harness.GitServer(t, root, "/git").ServeHTTP)
 	// Over HTTP/1.1 the file is large enough for git to send a probe request first and its pack in chunks
 	// (http.postBuffer is 1 MiB). Over HTTP/2 the pack fits into a stream's first window: otherwise curl 7.88.1 of
 	// Debian 12 occasionally sends some bytes twice, without a gateway as well (docs/conformance.md).

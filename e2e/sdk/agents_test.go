@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/cgi"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,7 +17,6 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
-	"boxgate/internal/testnet"
 	"boxgate/launcher"
 )
 
@@ -187,10 +185,6 @@ func (s *seen) answerPrompt(w http.ResponseWriter, r *http.Request) {
 // serveSkills adds a GitHub with one public repository of skills, https://github.com/acme/skills.
 func serveSkills(t *testing.T, w *harness.World) {
 	t.Helper()
-	backend, err := testnet.GitBackend()
-	if err != nil {
-		t.Fatal(err)
-	}
 	root := t.TempDir()
 	bare, work := filepath.Join(root, "acme", "skills"), filepath.Join(root, "work")
 	git := func(args ...string) {
@@ -216,19 +210,10 @@ func serveSkills(t *testing.T, w *harness.World) {
 	git("-C", work, "add", ".")
 	git("-C", work, "commit", "-qm", "Initial commit")
 	git("-C", work, "push", "-q", "origin", "HEAD:main")
-	smart := &cgi.Handler{Path: backend, Root: "/", Dir: root, Env: []string{"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1"}}
 	if err := w.Net.AddHost("github.com", "198.51.100.80", "2001:db8:1::80"); err != nil {
 		t.Fatal(err)
 	}
-	err = w.Net.ServeHTTP("github.com", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, err := io.ReadAll(r.Body) // CGI has no chunks
-		if err != nil {
-			return
-		}
-		r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(body)), int64(len(body)), nil
-		smart.ServeHTTP(w, r)
-	}))
-	if err != nil {
+	if err := w.Net.ServeHTTP("github.com", harness.GitServer(t, root, "/")); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -1,28 +1,20 @@
 package sdk
 
 import (
-	"bytes"
 	"encoding/json"
-	"io"
 	"net/http"
-	"net/http/cgi"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"boxgate/e2e/harness"
-	"boxgate/internal/testnet"
 )
 
 // serveGitHub adds a GitHub to the internet of the test: one repository, https://github.com/acme/app, and the API for
 // opening pull requests. Both require the token of the subject git.
 func serveGitHub(t *testing.T, w *harness.World) {
 	t.Helper()
-	backend, err := testnet.GitBackend()
-	if err != nil {
-		t.Fatal(err)
-	}
 	root := t.TempDir()
 	git := func(args ...string) {
 		t.Helper()
@@ -44,7 +36,7 @@ func serveGitHub(t *testing.T, w *harness.World) {
 	git("-C", work, "commit", "-qm", "Initial commit")
 	git("-C", work, "commit", "-qm", "Another commit", "--allow-empty")
 	git("-C", work, "push", "-q", "origin", "HEAD:main", "HEAD~1:refs/heads/older")
-	smart := &cgi.Handler{Path: backend, Root: "/", Dir: root, Env: []string{"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "REMOTE_USER=box"}, Stderr: io.Discard}
+	smart := harness.GitServer(t, root, "/")
 	for host, on := range map[string]struct {
 		addrs   []string
 		handler http.HandlerFunc
@@ -68,11 +60,6 @@ func serveGit(smart http.Handler) http.HandlerFunc {
 			http.Error(w, "who are you?", http.StatusUnauthorized)
 			return
 		}
-		body, err := io.ReadAll(r.Body) // CGI has no chunks
-		if err != nil {
-			return
-		}
-		r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(body)), int64(len(body)), nil
 		smart.ServeHTTP(w, r)
 	}
 }

@@ -15,8 +15,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
-	"os/exec"
 	"slices"
 	"sync"
 	"syscall"
@@ -474,18 +472,6 @@ func Reset(c net.Conn) {
 
 // NetConn returns the underlying connection.
 func (c *recordedConn) NetConn() net.Conn { return c.Conn }
-
-// GitBackend returns the path of the program that serves git repositories over HTTP, looked up where git installs its
-// programs.
-func GitBackend() (string, error) {
-	dir, err := exec.Command("git", "--exec-path").Output()
-	if err != nil {
-		return "", err
-	}
-	path := string(dir[:max(len(dir)-1, 0)]) + "/git-http-backend"
-	_, err = os.Stat(path)
-	return path, err
-}
 
 // authority signs certificates. Safe for concurrent use.
 type authority struct {
