@@ -716,6 +716,9 @@ type SessionRequest struct {
 // TerminalSize is the size of a terminal in characters.
 type TerminalSize struct{ Rows, Cols uint16 }
 
+// MaxDimension bounds the rows and columns of a terminal, because programs allocate memory in proportion to them.
+const MaxDimension = 4096
+
 // SessionSignals are the signals that can be sent to a session, without the prefix SIG.
 var SessionSignals = []string{"TERM", "KILL", "INT", "HUP", "TSTP", "QUIT", "USR1", "USR2"}
 

@@ -105,18 +105,6 @@ type terminalBody struct {
 	Cols int64 `json:"cols" min:"1" max:"4096" example:"80"`
 }
 
-// maxDimension bounds the size of a terminal, because programs allocate memory in proportion to it.
-const maxDimension = 4096
-
-func (s *terminalBody) size(p *problem.List, at string) api.TerminalSize {
-	for name, n := range map[string]int64{"/rows": s.Rows, "/cols": s.Cols} {
-		if n < 1 || n > maxDimension {
-			p.Add(at+name, "must be between 1 and %d", maxDimension)
-		}
-	}
-	return api.TerminalSize{Rows: uint16(s.Rows), Cols: uint16(s.Cols)}
-}
-
 // maxTimeout is the maximum timeout in milliseconds: a week.
 const maxTimeout = 7 * 24 * 3600 * 1000
 
@@ -134,7 +122,7 @@ func (b *processBody) request(box api.Box) (Request, error) {
 		req.Timeout = time.Duration(*b.Timeout) * time.Millisecond
 	}
 	if b.Terminal != nil {
-		size := b.Terminal.size(&p, "/terminal")
+		size := spec.Terminal(&p, "/terminal", b.Terminal.Rows, b.Terminal.Cols)
 		req.Terminal = &size
 	}
 	return req, p.Err()
@@ -288,7 +276,7 @@ func (e *Endpoints) resize(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 		return rest.Reply{}, err
 	}
 	var list problem.List
-	size := body.size(&list, "")
+	size := spec.Terminal(&list, "", body.Rows, body.Cols)
 	if err := list.Err(); err != nil {
 		return rest.Reply{}, err
 	}

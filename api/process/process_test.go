@@ -421,3 +421,17 @@ func TestAttackEndedProcesses(t *testing.T) {
 		}
 	})
 }
+
+// TestSizeOfATerminal: programs allocate memory in proportion to the size of their terminal.
+func TestSizeOfATerminal(t *testing.T) {
+	t.Parallel()
+	for size, ok := range map[terminalBody]bool{
+		{Rows: 1, Cols: api.MaxDimension}: true, {Rows: 0, Cols: 80}: false, {Rows: 24, Cols: api.MaxDimension + 1}: false, {Rows: 1<<16 + 24, Cols: 80}: false,
+	} {
+		body := processBody{Command: []string{"sh"}, Terminal: &size}
+		req, err := body.request(api.Box{})
+		if (err == nil) != ok || ok && (req.Terminal.Rows != 1 || req.Terminal.Cols != api.MaxDimension) {
+			t.Errorf("%+v: %+v %v", size, req.Terminal, err)
+		}
+	}
+}

@@ -534,15 +534,12 @@ func (f *fromClient) environment(p *problem.List) map[string]string {
 	return env
 }
 
-// maxDimension bounds the size of a terminal, because programs allocate memory in proportion to it.
-const maxDimension = 4096
-
 func (f *fromClient) dimension(p *problem.List, pointer string, n *int64, absent uint16) uint16 {
 	switch {
 	case n == nil:
 		return absent
-	case *n < 1 || *n > maxDimension:
-		p.Add(pointer, "must be between 1 and %d", maxDimension)
+	case *n < 1 || *n > api.MaxDimension:
+		p.Add(pointer, "must be between 1 and %d", api.MaxDimension)
 		return absent
 	}
 	return uint16(*n)

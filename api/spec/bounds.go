@@ -82,3 +82,13 @@ func Metadata(p *problem.List, at string, entries map[string]string) {
 		p.Add(at, "has %d bytes; the limit is %d", sum, maxMetadataAll)
 	}
 }
+
+// Terminal checks and returns the size of a terminal.
+func Terminal(p *problem.List, at string, rows, cols int64) api.TerminalSize {
+	for name, n := range map[string]int64{"/rows": rows, "/cols": cols} {
+		if n < 1 || n > api.MaxDimension {
+			p.Add(at+name, "must be between 1 and %d", api.MaxDimension)
+		}
+	}
+	return api.TerminalSize{Rows: uint16(rows), Cols: uint16(cols)}
+}

@@ -34,19 +34,11 @@ type pty struct {
 	Size *ptySize `json:"size"`
 }
 
-// maxDimension bounds the size of a terminal, because programs allocate memory in proportion to it.
-const maxDimension = 4096
-
 func (p *pty) size(list *problem.List) api.TerminalSize {
 	if p.Size == nil {
 		return api.TerminalSize{Rows: 24, Cols: 80}
 	}
-	for name, n := range map[string]uint32{"rows": p.Size.Rows, "cols": p.Size.Cols} {
-		if n < 1 || n > maxDimension {
-			list.Add("/pty/size/"+name, "must be between 1 and %d", maxDimension)
-		}
-	}
-	return api.TerminalSize{Rows: uint16(p.Size.Rows), Cols: uint16(p.Size.Cols)}
+	return spec.Terminal(list, "/pty/size", int64(p.Size.Rows), int64(p.Size.Cols))
 }
 
 type startRequest struct {

@@ -38,16 +38,13 @@ func (t *Terminal) Raw() (restore func(), err error) {
 	return func() { _ = term.Restore(t.fd, before) }, nil
 }
 
-// maxDimension is the maximum that the API accepts.
-const maxDimension = 4096
-
 // Size returns the size of the terminal, or 24 rows of 80 columns if it is unknown.
 func (t *Terminal) Size() api.TerminalSize {
 	cols, rows, err := term.GetSize(t.fd)
 	if err != nil || cols <= 0 || rows <= 0 {
 		cols, rows = 80, 24
 	}
-	return api.TerminalSize{Rows: uint16(min(rows, maxDimension)), Cols: uint16(min(cols, maxDimension))}
+	return api.TerminalSize{Rows: uint16(min(rows, api.MaxDimension)), Cols: uint16(min(cols, api.MaxDimension))}
 }
 
 // Follow calls resized with the size of the terminal, now and whenever it changes, until ctx ends or resized fails.
