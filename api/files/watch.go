@@ -129,10 +129,7 @@ func (e *Endpoints) watch(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	var out *rest.Paced
 	err = e.Watcher.WatchFiles(ctx, box.ID, dir, WatchOptions{Recursive: q.Recursive, Entries: q.Entries}, func(events []Event) error {
 		if out == nil {
-			w.Header().Set("Content-Type", stream.NDJSON)
-			w.Header().Set("X-Accel-Buffering", "no")
-			w.WriteHeader(http.StatusOK)
-			out = rest.NewPaced(w)
+			out = rest.BeginPaced(w, stream.NDJSON)
 		}
 		return writeLines(out, viewEvents(events)...)
 	})

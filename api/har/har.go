@@ -92,10 +92,7 @@ func (e *Endpoints) capture(w http.ResponseWriter, r *http.Request) (rest.Reply,
 	if err := rest.Record(w, http.StatusOK, &rest.Change{Box: box.ID, What: map[string]any{"requests_recorded": b}}); err != nil {
 		return rest.Reply{}, err
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("X-Accel-Buffering", "no")
-	w.WriteHeader(http.StatusOK)
-	out := rest.NewPaced(w)
+	out := rest.BeginPaced(w, "application/json")
 	defer out.Close()
 	a := archive{c, har.NewWriter(out, c, stream.EscapeControls), out}
 	_ = a.write(r.Context(), during, e) // the client has gone, which ends the capture

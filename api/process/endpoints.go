@@ -176,10 +176,7 @@ func (e *Endpoints) read(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 		return rest.Reply{}, err
 	}
 	defer out.Close()
-	w.Header().Set("Content-Type", stream.NDJSON)
-	w.Header().Set("X-Accel-Buffering", "no")
-	w.WriteHeader(http.StatusOK)
-	paced := rest.NewPaced(w)
+	paced := rest.BeginPaced(w, stream.NDJSON)
 	defer paced.Close()
 	err = paced.Flush()
 	for err == nil {

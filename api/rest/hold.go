@@ -80,6 +80,14 @@ func NewPaced(w http.ResponseWriter) *Paced {
 	return p
 }
 
+// BeginPaced is [NewPaced] for a response that begins now, with the status of success. Reverse proxies do not buffer it.
+func BeginPaced(w http.ResponseWriter, contentType string) *Paced {
+	w.Header().Set("Content-Type", contentType)
+	w.Header().Set("X-Accel-Buffering", "no")
+	w.WriteHeader(http.StatusOK)
+	return NewPaced(w)
+}
+
 // Write implements [io.Writer].
 func (p *Paced) Write(b []byte) (int, error) {
 	p.mu.Lock()

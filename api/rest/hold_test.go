@@ -258,12 +258,22 @@ func TestAlive(t *testing.T) {
 	})
 }
 
+// TestBegunStream: the header of a stream leaves at its beginning, and proxies do not buffer it.
+func TestBegunStream(t *testing.T) {
+	t.Parallel()
+	rec := httptest.NewRecorder()
+	BeginPaced(rec, "application/x-ndjson").Close()
+	if h := rec.Result().Header; rec.Code != http.StatusOK || h.Get("Content-Type") != "application/x-ndjson" || h.Get("X-Accel-Buffering") != "no" {
+		t.Error(rec.Code, h)
+	}
+}
+
 // A stream with pauses has line feeds in them, and only between writes.
 func TestPaced(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		rt := Route{Method: "GET", Path: "/", Handle: func(w http.ResponseWriter, _ *http.Request) (Reply, error) {
-			p := NewPaced(w)
+			p := BeginPaced(w, "application/x-ndjson")
 			defer p.Close()
 			for range 2 {
 				_, _ = p.Write([]byte("{\"a\":1}\n"))
