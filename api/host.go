@@ -153,6 +153,9 @@ func (b ModelBudget) Ratio() float64 {
 	return most
 }
 
+// BoxUser is the user of commands in a box that name no other.
+const BoxUser = "boxuser"
+
 // MaxTTL is the maximum time from now to the end of a box.
 const MaxTTL = 3 * 24 * time.Hour
 
@@ -327,6 +330,7 @@ type ExecRequest struct {
 // ExecResult is the outcome of a command.
 type ExecResult struct {
 	ExitCode int
+	Signal   string        // the signal that killed it, without the prefix SIG, if the kernel has reported one
 	CPU      time.Duration // CPU time it used; 0 if not known
 	// OutOfMemory is set if the command was killed because the box ran out of memory.
 	OutOfMemory bool

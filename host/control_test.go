@@ -11,9 +11,8 @@ import (
 	"time"
 
 	"boxgate/api"
-	"boxgate/host/handover"
-
 	"boxgate/api/e2b"
+	"boxgate/host/handover"
 )
 
 // Requests that act inside a box do not delay an upgrade. Requests that change the store do, whatever their path

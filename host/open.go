@@ -86,7 +86,7 @@ func open(ctx context.Context, options Options) (*Host, error) {
 	p.visits = usage.NewVisits(p.boxes, p.reach, func(ctx context.Context, id policy.BoxID) error { return o.usage.Wake(ctx, id) })
 	steps := []func(context.Context) error{
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
-		p.openTrail, p.openSecrets, p.openAudit, p.openModels, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
+		p.openTrail, p.openFleet, p.openSecrets, p.openAudit, p.openModels, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openAdminTLS, p.openRemote, p.openSSH, p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
 		p.openFirewall, p.holdSecrets, p.openMeter, o.openHealth,
 		o.openKeys, o.openURLs, o.openRules, o.openUsage, o.openLife, o.openRecords, o.openApprovals, o.openKubernetes, o.complete,
@@ -143,7 +143,7 @@ func (o *opening) openURLs(context.Context) (err error) {
 	}
 	o.publicURLs, err = urls.New(urls.Config{
 		Ingress: p.cfg.Ingress, HTTPS: p.listeners.PortOfHTTPS(), HTTP: p.listeners.PortOfHTTP(), Log: p.log, Store: p.store.URLs, Visitors: p.ingress, Boxes: p.boxes,
-		Table: p.urlTable, Reach: p.reach, Domains: p.domains, Holdings: p.holdings, Before: p.before, TokenFields: p.tokenHeaders(),
+		Table: p.urlTable, Reach: p.reach, Domains: p.domains, Holdings: p.holdings, Before: p.before, TokenFields: p.tokenFields(),
 	})
 	return err
 }
@@ -236,7 +236,7 @@ func (o *opening) openLife(context.Context) (err error) {
 	o.lifecycle, err = box.New(box.Config{
 		Config: p.cfg, Addresses: p.addrs, Provisioner: p.provisioner, Audit: p.audit, Firewall: p.firewall, Boxes: p.boxes, Visitors: p.ingress, Usage: o.usage,
 		Meter: p.meter, Models: p.models, Quota: o.quota, Settings: o.settings, Snapshots: o.snapshots, Schedules: o.scheduled, History: p.history, Holdings: p.holdings,
-		CutRemote: p.cutRemote,
+		CutRemote: p.cutRemote, Admit: p.admitByFleet,
 	})
 	return err
 }
@@ -262,11 +262,11 @@ func (o *opening) openRecords(context.Context) (err error) {
 	return err
 }
 
-// keysChanged makes this process and its predecessor check the API keys of open requests again.
-func (o *opening) keysChanged() {
-	o.turn.forgetKeys()
+// keysChanged makes this process and its predecessor check the open requests of an API key again.
+func (o *opening) keysChanged(id string) {
+	o.turn.forgetKey(id)
 	o.parts.ssh.Recheck()
-	o.parts.before.SendOrder(handover.Message{Kind: handover.Keys})
+	o.parts.before.SendOrder(handover.Message{Kind: handover.Keys, APIKey: id})
 }
 
 // holdSecrets registers the connections that hold secrets, including a predecessor's.

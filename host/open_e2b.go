@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"strings"
 	"sync/atomic"
 
 	"boxgate/api"
@@ -156,16 +155,4 @@ func (n *dialectNames) handle(serves func(path string) bool, find func(*server.A
 		}
 		h.ServeHTTP(w, r)
 	})
-}
-
-// trafficHeader is the field in which clients of E2B's SDK send the token of shared ports.
-const trafficHeader = "e2b-traffic-access-token"
-
-// tokenHeaders returns the fields of requests that may have a token of a public URL, besides Authorization.
-func (p *parts) tokenHeaders() []string {
-	own := p.cfg.Ingress.TokenHeaders
-	if !p.cfg.E2B.Enabled || slices.ContainsFunc(own, func(name string) bool { return strings.EqualFold(name, trafficHeader) }) {
-		return own
-	}
-	return append(slices.Clone(own), trafficHeader)
 }

@@ -228,7 +228,7 @@ func (p *parts) openIngress(context.Context) error {
 		Dial: func(ctx context.Context, t ingress.Target) (net.Conn, error) {
 			return p.reach.Dial(ctx, t.Box, t.Addr)
 		},
-		Boxes: p.visits, TokenFields: p.tokenHeaders(),
+		Boxes: p.visits, TokenFields: p.tokenFields(),
 		Balancers: p.balancers(), ForwardFields: p.cfg.Ingress.ForwardFields,
 		DialTimeout: limits.ConnectTimeout, ResponseTimeout: limits.ResponseTimeout,
 	})

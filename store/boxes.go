@@ -46,8 +46,8 @@ type Box struct {
 	UpdatedAt    time.Time     `json:"updated_at,omitzero"`
 	LastActivity time.Time     `json:"last_activity,omitzero"`
 	ExpiresAt    time.Time     `json:"expires_at,omitzero"`     // zero: never
-	Boot         string        `json:"boot,omitempty"`       // the boot of the host during which ExpiresAt was set; "": unknown
-	BootEnd      time.Duration `json:"boot_end,omitempty"`   // ExpiresAt on the boot clock of Boot
+	Boot         string        `json:"boot,omitempty"`          // the boot of the host during which ExpiresAt was set; "": unknown
+	BootEnd      time.Duration `json:"boot_end,omitempty"`      // ExpiresAt on the boot clock of Boot
 	TTL          time.Duration `json:"ttl_ns,omitempty"`        // with OnEnd: the last time to live that it was given; 0: none
 	OnEnd        string        `json:"on_end,omitempty"`        // what happens at its end; "": it is deleted
 	AutoResume   bool          `json:"auto_resume,omitempty"`   // any use resumes it after it was paused at its end

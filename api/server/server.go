@@ -108,14 +108,12 @@ type Config struct {
 	Hosts []string
 	// HasSecret reports whether a secret exists, so that header rules may refer to it. nil: there are no secrets.
 	HasSecret func(name string) bool
-	// Meters are the APIs of the servers of agents' models that the operator names.
-	Meters llm.Meters
-	// Watcher reports changes of files. nil: they are not watched.
-	Watcher files.Watcher
 	// Watcher reports changes of files. nil: they are not watched.
 	Watcher files.Watcher
 	// E2B serves the dialect of E2B's SDK as well. nil: it is off.
 	E2B *E2B
+	// Meters are the APIs of the servers of agents' models that the operator names.
+	Meters llm.Meters
 	// Log receives one line per failure of the gateway. nil: no log.
 	Log *zap.Logger
 	// MaxBody is the largest request body in bytes. 0: 8 MiB.

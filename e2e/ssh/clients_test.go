@@ -56,6 +56,21 @@ func TestOpenSSH(t *testing.T) {
 	}
 }
 
+// TestAccountOfTheBox: a session and SFTP begin in the home directory of the user that the box was created with.
+func TestAccountOfTheBox(t *testing.T) {
+	t.Parallel()
+	w := shared(t)
+	at := w.Create(map[string]any{"user": "user", "home": "/home/user"}) + "@127.0.0.1"
+	name, _ := w.apiKey("admin", nil)
+	file := w.keyPair(name, "ed25519")
+	if out, errs, code := w.client(file, "", "ssh", at, "whoami; pwd; echo $HOME"); code != 0 || out != "user\n/home/user\n/home/user\n" {
+		t.Errorf("exit %d: %q, %s", code, out, errs)
+	}
+	if out, errs, code := w.client(file, "pwd\nmkdir d\n", "sftp", "-b", "-", at); code != 0 || !strings.Contains(out, "/home/user\n") {
+		t.Errorf("sftp: exit %d: %s%s", code, out, errs)
+	}
+}
+
 // TestSignalsThatKill: libraries learn the signal that killed a command, and not from a command that exits with its number.
 func TestSignalsThatKill(t *testing.T) {
 	t.Parallel()
@@ -72,21 +87,6 @@ func TestSignalsThatKill(t *testing.T) {
 		if !ok || fmt.Sprint(exit.ExitStatus(), " ", exit.Signal()) != want {
 			t.Errorf("%s: %v, want %s", line, exit, want)
 		}
-	}
-}
-
-// TestAccountOfTheBox: a session and SFTP begin in the home directory of the user that the box was created with.
-func TestAccountOfTheBox(t *testing.T) {
-	t.Parallel()
-	w := shared(t)
-	at := w.Create(map[string]any{"user": "user", "home": "/home/user"}) + "@127.0.0.1"
-	name, _ := w.apiKey("admin", nil)
-	file := w.keyPair(name, "ed25519")
-	if out, errs, code := w.client(file, "", "ssh", at, "whoami; pwd; echo $HOME"); code != 0 || out != "user\n/home/user\n/home/user\n" {
-		t.Errorf("exit %d: %q, %s", code, out, errs)
-	}
-	if out, errs, code := w.client(file, "pwd\nmkdir d\n", "sftp", "-b", "-", at); code != 0 || !strings.Contains(out, "/home/user\n") {
-		t.Errorf("sftp: exit %d: %s%s", code, out, errs)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/host/change"
+	"boxgate/host/lease"
 	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/store"
@@ -28,7 +29,7 @@ type lifetimes struct {
 	history interface {
 		Log(box policy.BoxID, level, source, format string, args ...any)
 	}
-	now func() time.Time // the wall clock
+	now func() lease.Now // [lease.System]
 }
 
 // expiryRetry is the time between two attempts to delete a box that has reached its end.
@@ -38,11 +39,56 @@ const expiryRetry = time.Minute
 // a clock that is set.
 const lookInterval = time.Minute
 
-// keep has a box deleted at its end, in place of an earlier end. The caller holds the lock of b.
-func (l *lifetimes) keep(b *state.Box) { l.wait(b, min(l.left(b), lookInterval)) }
+// within returns a record whose box ends after a time, by both clocks.
+func within(r store.Box, left time.Duration, now lease.Now) store.Box {
+	r.ExpiresAt, r.Boot, r.BootEnd = now.Wall.Add(left).Round(0), now.Boot, now.Since+left
+	return r
+}
 
-// left returns the time until the end of a box by the wall clock, which its record is about. The caller holds the lock of b.
-func (l *lifetimes) left(b *state.Box) time.Duration { return b.Record.ExpiresAt.Round(0).Sub(l.now()) }
+// never returns a record whose box has no end.
+func never(r store.Box) store.Box {
+	r.ExpiresAt, r.Boot, r.BootEnd = time.Time{}, "", 0
+	return r
+}
+
+// left returns the time until the end of a record that has one. It counts on the boot clock, which cannot be set and counts while the host
+// is suspended. After a restart of the host only the wall clock is left.
+func left(r store.Box, now lease.Now) time.Duration {
+	if now.Boot != "" && r.Boot == now.Boot {
+		return r.BootEnd - now.Since
+	}
+	return r.ExpiresAt.Round(0).Sub(now.Wall)
+}
+
+// endOf returns the end of a record by the present wall clock; zero: never. The two clocks drift apart slowly, and that is ignored.
+func endOf(r store.Box, now lease.Now) time.Time {
+	if r.ExpiresAt.IsZero() {
+		return time.Time{}
+	}
+	stored, end := r.ExpiresAt.Round(0), now.Wall.Add(left(r, now)).Round(0)
+	if end.Sub(stored).Abs() < time.Second {
+		return stored
+	}
+	return end
+}
+
+// keep has a box deleted at its end, in place of an earlier end. The caller holds the lock of b.
+func (l *lifetimes) keep(b *state.Box) { l.wait(b, min(left(b.Record, l.now()), lookInterval)) }
+
+// follow shows the end of a box by a wall clock that was set, and stores it for the next start of the host. If that fails, the next look
+// tries again. The caller holds the lock of b.
+func (l *lifetimes) follow(b *state.Box) {
+	record := b.Record
+	if record.ExpiresAt = endOf(record, l.now()); record.ExpiresAt.Equal(b.Record.ExpiresAt) || b.Deleting || l.boxes.HandedOver.Load() {
+		return
+	}
+	if err := l.records.Update(record); err != nil {
+		l.log.Warn("the end of a box by the clock that was set could not be stored", zap.String("box", string(b.ID)), zap.Error(err))
+		return
+	}
+	b.Record = record
+	b.Publish()
+}
 
 // wait looks at the end of a box after a time. A box has one timer at most. The caller holds the lock of b.
 func (l *lifetimes) wait(b *state.Box, after time.Duration) {
@@ -69,7 +115,8 @@ func (l *lifetimes) end(b *state.Box) {
 	switch {
 	case b.Deleted || b.Record.ExpiresAt.IsZero():
 		return
-	case l.left(b) > 0: // not yet, moved, or the clock was set back
+	case left(b.Record, l.now()) > 0: // not yet, or moved
+		l.follow(b)
 		l.keep(b)
 		return
 	case l.boxes.HandedOver.Load(): // the next process deletes it, unless the replacement fails
@@ -100,7 +147,7 @@ func (l *lifetimes) suspend(ctx context.Context, b *state.Box) error {
 	if err := b.AwaitStateChange(ctx); err != nil {
 		return err
 	}
-	if !l.pauses(b) || l.left(b) > 0 || b.Record.ExpiresAt.IsZero() { // changed while it waited
+	if !l.pauses(b) || left(b.Record, l.now()) > 0 || b.Record.ExpiresAt.IsZero() { // changed while it waited
 		l.keep(b)
 		return nil
 	}
@@ -116,11 +163,12 @@ func (l *lifetimes) suspend(ctx context.Context, b *state.Box) error {
 
 // hold records that a paused box has reached its end. The caller holds the lock of b.
 func (l *lifetimes) hold(b *state.Box) error {
-	record, now := b.Record, l.now()
-	record.PausedAtEnd, record.ExpiresAt, record.UpdatedAt = true, time.Time{}, now
+	now := l.now()
+	record := never(b.Record)
 	if l.kept > 0 {
-		record.ExpiresAt = now.Add(l.kept)
+		record = within(record, l.kept, now)
 	}
+	record.PausedAtEnd, record.UpdatedAt = true, now.Wall
 	if err := l.records.Update(record); err != nil {
 		return change.NotStored(l.log, "the box is paused at its end, which could not be stored", err)
 	}
@@ -180,12 +228,13 @@ func (l *lifetimes) renew(ctx context.Context, b *state.Box) error {
 	if caller.Role == api.RoleBox && !b.Record.AutoResume {
 		return api.Errorf(api.ErrForbidden, "the box was paused at its end, and a key for one box cannot put that off; use a key that creates boxes")
 	}
-	record, now := b.Record, l.now()
-	ttl := cmp.Or(record.TTL, api.MaxTTL)
+	now := l.now()
+	ttl := cmp.Or(b.Record.TTL, api.MaxTTL)
 	if l.bounds(ctx) {
 		ttl = min(ttl, l.most)
 	}
-	record.PausedAtEnd, record.ExpiresAt, record.UpdatedAt = false, now.Add(ttl), now
+	record := within(b.Record, ttl, now)
+	record.PausedAtEnd, record.UpdatedAt = false, now.Wall
 	if err := l.records.Update(record); err != nil {
 		return change.NotStored(l.log, "the new end of the box could not be stored, and it was not resumed", err)
 	}
@@ -252,7 +301,7 @@ func (l *lifetimes) setEnd(ctx context.Context, id policy.BoxID, end api.End) (i
 		return is, was, api.Errorf(api.ErrForbidden, "a key for one box cannot keep the box beyond its end; use a key that creates boxes")
 	}
 	record := b.Record
-	record.OnEnd, record.AutoResume, record.UpdatedAt = storedEnd(end.OnEnd), end.AutoResume, l.now()
+	record.OnEnd, record.AutoResume, record.UpdatedAt = storedEnd(end.OnEnd), end.AutoResume, l.now().Wall
 	switch {
 	case record.OnEnd != api.EndPause:
 		record.TTL = 0
@@ -323,7 +372,8 @@ func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (
 			return api.Box{}, time.Time{}, err
 		}
 	}
-	was = b.Record.ExpiresAt.Round(0) // of the wall clock, like what follows
+	now := l.now()
+	was = endOf(b.Record, now)
 	switch {
 	case b.Deleting:
 		return api.Box{}, was, api.ErrNotFound
@@ -334,14 +384,18 @@ func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (
 	case b.Status == api.StatusCreating:
 		return api.Box{}, was, api.Errorf(api.ErrConflict, "the box is being created; try again when it is there")
 	}
-	record, now := b.Record, l.now()
-	if record.ExpiresAt, err = endAfter(was, to, now); err == nil {
-		err = l.permit(ctx, record.ExpiresAt, was, now)
+	end, err := endAfter(was, to, now.Wall)
+	if err == nil {
+		err = l.permit(ctx, end, was, now.Wall)
 	}
 	if err != nil {
 		return api.Box{}, was, err
 	}
-	record.Ephemeral = record.Ephemeral && !record.ExpiresAt.IsZero() // an ephemeral box is one with an end
+	record := never(b.Record)
+	if !end.IsZero() {
+		record = within(record, end.Sub(now.Wall), now)
+	}
+	record.Ephemeral = record.Ephemeral && !end.IsZero() // an ephemeral box is one with an end
 	record.UpdatedAt = now.Wall
 	if record.OnEnd == api.EndPause {
 		record.TTL = cmp.Or(to.TTL, record.TTL, to.Extend)

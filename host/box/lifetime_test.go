@@ -12,8 +12,8 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
-	"boxgate/host/lease"
 	"boxgate/api/history"
+	"boxgate/host/lease"
 	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/document"

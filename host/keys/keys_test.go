@@ -77,7 +77,7 @@ func TestOwners(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = db.Close() })
-	s, err := New(Config{Log: zap.NewNop(), Store: db, Keys: db.Keys, Quotas: quotas.New(quotas.Config{}), Models: noModels{}, Changed: func() {}})
+	s, err := New(Config{Log: zap.NewNop(), Store: db, Keys: db.Keys, Quotas: quotas.New(quotas.Config{}), Models: noModels{}, Changed: func(string) {}})
 	if err != nil {
 		t.Fatal(err)
 	}
