@@ -51,7 +51,10 @@ type fuzz struct {
 }
 
 // notFuzzed are slow operations, with the reason.
-var notFuzzed = map[string]string{"testBox": "runs for seconds each time", "captureRequests": "records for up to an hour"}
+var notFuzzed = map[string]string{
+	"testBox": "runs for seconds each time", "captureRequests": "records for up to an hour",
+	"watchFiles": "streams until the client leaves", "readProcess": "streams until the process ends",
+}
 
 // TestAnswersMatchTheDescription sends valid and invalid requests generated from the description, in a fixed order. No
 // answer is a 500, each answer matches the description, and undescribed requests are refused. With API_FUZZ=n it sends

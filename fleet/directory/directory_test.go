@@ -22,14 +22,11 @@ var keys = fleet.KeysOf("test")
 // host returns the directory for a host with a lease.
 func host(t *testing.T, c *clientv3.Client, id string) (Directory, *member.Session) {
 	t.Helper()
-	text, err := fleet.Encode(fleet.Host{ID: id})
-	if err == nil {
-		_, err = c.Put(t.Context(), keys.Host(id), text)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := member.New(member.Config{Client: c, Keys: keys, Host: id, Presence: fleet.Presence{Instance: id}, TTL: time.Minute, Log: zap.NewNop()})
+	const founding = "0123456789abcdef"
+	key := []byte("fingerprint")
+	write(t, c, keys.Founding(), fleet.Founding{ID: founding, Protocol: fleet.Protocol})
+	write(t, c, keys.Host(id), fleet.Host{ID: id, Protocol: fleet.Protocol, Key: key})
+	s, err := member.New(member.Config{Client: c, Keys: keys, Host: id, Founding: founding, Key: key, Presence: fleet.Presence{Instance: id}, TTL: time.Minute, Log: zap.NewNop()})
 	if err == nil {
 		err = s.Start(t.Context())
 	}
@@ -37,6 +34,17 @@ func host(t *testing.T, c *clientv3.Client, id string) (Directory, *member.Sessi
 		t.Fatal(err)
 	}
 	return Directory{c, keys, id, s.Guard}, s
+}
+
+func write(t *testing.T, c *clientv3.Client, at string, record any) {
+	t.Helper()
+	text, err := fleet.Encode(record)
+	if err == nil {
+		_, err = c.Put(t.Context(), at, text)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func put(t *testing.T, d Directory, box, name string, labels ...string) {
