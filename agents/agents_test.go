@@ -164,7 +164,7 @@ func TestMeters(t *testing.T) {
 	}
 }
 
-// TestMetersOfTheOperator: hosts that the operator names are metered, by the API of each path, and in place of what is known of a provider.
+// TestMetersOfTheOperator: hosts that the operator names are metered, by the API of each path, which overrides the built-in list of providers.
 func TestMetersOfTheOperator(t *testing.T) {
 	t.Parallel()
 	own := llm.Meters{

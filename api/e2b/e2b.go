@@ -80,7 +80,7 @@ type route struct {
 	handle  handler
 }
 
-// routes lists the endpoints. Those of several versions differ in fields that are optional here.
+// routes lists the endpoints. The versions of an endpoint differ only in fields that are optional here.
 func (e *Endpoints) routes() []route {
 	return append(e.refusedRoutes(), []route{
 		{"GET /health", e.health},

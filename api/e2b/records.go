@@ -89,7 +89,7 @@ func secondsOf(text string, absent int64) (int64, error) {
 // maxMetrics is the number of sandboxes whose use one call shows.
 const maxMetrics = 100
 
-// allMetrics shows the latest use of several sandboxes. Those that the key does not see are left out.
+// allMetrics shows the latest use of several sandboxes. Sandboxes that the key does not see are left out.
 func (e *Endpoints) allMetrics(_ http.ResponseWriter, r *http.Request) (int, any, error) {
 	q, err := query(r, "sandbox_ids")
 	if err != nil {

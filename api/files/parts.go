@@ -41,7 +41,7 @@ func (p *Parts) Next() (*multipart.Part, error) {
 	return part, err
 }
 
-// headReader is a body of which only few bytes can be read while a head is expected.
+// headReader is a body that limits the bytes read while a head is expected.
 type headReader struct {
 	io.ReadCloser
 	inHead bool

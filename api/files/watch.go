@@ -58,7 +58,7 @@ type Event struct {
 	Entry *Info
 }
 
-// watchQuery selects what is watched.
+// watchQuery selects the directory and the events of a watch.
 type watchQuery struct {
 	Path      string `json:"path,omitempty" doc:"a directory: absolute, or below /workspace/home; absent: /workspace/home" example:"src"`
 	Recursive bool   `json:"recursive,omitempty" doc:"also the directories below, except in other file systems"`

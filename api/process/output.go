@@ -301,7 +301,7 @@ func (i *input) write(ctx context.Context, b []byte) error {
 	}
 }
 
-// close ends the input after what was written. Waiting calls fail.
+// close ends the input once all written bytes are read. Waiting calls fail.
 func (i *input) close() {
 	i.mu.Lock()
 	defer i.mu.Unlock()

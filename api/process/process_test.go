@@ -65,7 +65,7 @@ func (c *command) Resize(s api.TerminalSize) error {
 }
 func (c *command) Wait(context.Context) (api.ExecResult, error) { return api.ExecResult{}, nil }
 
-// until runs until it is killed or gets a signal, of which it dies.
+// until is a command that runs until a signal kills it.
 func until(ctx context.Context, c *command) int {
 	select {
 	case <-ctx.Done():

@@ -58,7 +58,7 @@ func asSDK(key string) func(*http.Request) {
 
 const plainSandbox = `{"templateID":"base"}`
 
-// The paths of the dialect are not those of the API, and without the switch there are none.
+// TestE2BIsOff: without the switch, no path of the dialect is served. No path of boxgate's own API is also one of the dialect.
 func TestE2BIsOff(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

@@ -22,7 +22,7 @@ const (
 	maxRepeats = 4096
 )
 
-// repeat is the key of equal calls, of which one a minute is recorded.
+// repeat is the key of equal calls. One of them is recorded each minute.
 type repeat struct {
 	key, remote, route, pid string
 	box                     policy.BoxID

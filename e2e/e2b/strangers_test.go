@@ -14,8 +14,8 @@ import (
 	"boxgate/policy"
 )
 
-// TestAttackStrangersMakeUpSandboxes: a stranger who asks the APIs of more sandboxes than the gateway remembers boxes, none of which
-// exists, displaces no decision of a box. At a sandbox that exists, the stranger's requests are logged by their number.
+// TestAttackStrangersMakeUpSandboxes: a stranger who makes up names of sandboxes, more than the gateway remembers boxes,
+// displaces no decision of a box. At a sandbox that exists, the stranger's requests are logged by their number.
 func TestAttackStrangersMakeUpSandboxes(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, func(c *config.Config) { c.Ingress.HTTP = "127.0.0.1:80" })

@@ -272,7 +272,7 @@ func (t transfer) writeForm(open files.Files, r *http.Request) ([]writtenFile, e
 	}
 }
 
-// partPath returns the path in the name of a part, of which [multipart.Part.FileName] has the last element only.
+// partPath returns the whole path in the name of a part. [multipart.Part.FileName] returns its last element only.
 func (t transfer) partPath(part *multipart.Part) (string, error) {
 	_, params, err := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
 	if err != nil || params["filename"] == "" {

@@ -103,7 +103,7 @@ func TestToken(t *testing.T) {
 	}
 }
 
-// Within the grace of a replaced key, its tokens work next to those of the new one.
+// Within the grace of a replaced key, its tokens work beside the tokens of the new key.
 func TestTokensOfBothKeysInAGrace(t *testing.T) {
 	t.Parallel()
 	k := keys{"old": one("key_a", "box1"), "new": one("key_a", "box1")}
