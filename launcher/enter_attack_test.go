@@ -71,6 +71,8 @@ while caught < 20:
             for request in (16, 0x4206):  # PTRACE_ATTACH, PTRACE_SEIZE
                 if libc.ptrace(request, pid, None, None) == 0:
                     found += ['traced']
+                    os.waitpid(pid, 0x40000000)  # __WALL: until it is stopped, as PTRACE_DETACH requires
+                    libc.ptrace(17, pid, None, None)  # PTRACE_DETACH: it may have executed its command, and must end
             handle = libc.syscall(434, pid, 0)
             for fd in range(8):
                 if libc.syscall(438, handle, fd, 0) >= 0:  # pidfd_getfd
