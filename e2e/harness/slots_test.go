@@ -4,6 +4,7 @@ import (
 	"errors"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -42,26 +43,31 @@ func TestSlotOfAParent(t *testing.T) {
 	}
 }
 
-// Labs beyond the usual number start while the cores are idle, and no others.
-func TestIdleMeter(t *testing.T) {
+// There are more slots while the cores are idle, fewer again while they are busy, and none from a measurement that is old.
+func TestExtraSlots(t *testing.T) {
 	t.Parallel()
+	path, now := filepath.Join(t.TempDir(), "extra"), time.Now()
 	var idle, total uint64
 	var failure error
-	m := newIdleMeter(func() (uint64, uint64, error) { return idle, total, failure })
-	for _, step := range []struct {
-		idle, busy uint64
-		failure    error
-		want       bool
+	for i, step := range []struct {
+		idle    uint64 // in percent
+		after   time.Duration
+		failure error
+		want    int
 	}{
-		{idle: 10, busy: 90, want: false},
-		{idle: 60, busy: 40, want: true},
-		{idle: 25, busy: 75, want: false},
-		{idle: 100, failure: errors.New("no file"), want: false},
+		{idle: 90, want: 0}, {idle: 90, after: idleWindow / 2, want: 0}, {idle: 90, after: idleWindow, want: 1}, {idle: 90, after: idleWindow / 2, want: 1},
+		{idle: 30, after: idleWindow, want: 2}, {idle: 20, after: idleWindow, want: 2}, {idle: 60, after: idleWindow, want: 3}, {idle: 60, after: idleWindow, want: 3},
+		{idle: 5, after: idleWindow, want: 2}, {idle: 5, after: idleWindow, want: 1}, {idle: 5, after: idleWindow, want: 0}, {idle: 5, after: idleWindow, want: 0},
+		{idle: 60, after: idleWindow, want: 1}, {idle: 60, after: time.Minute, want: 0}, {idle: 60, after: idleWindow, want: 1},
+		{idle: 60, after: idleWindow, failure: errors.New("no file"), want: 0},
 	} {
-		idle, total, failure = idle+step.idle, total+step.idle+step.busy, step.failure
-		m.at = m.at.Add(-idleWindow)
-		if got := m.idle(); got != step.want {
-			t.Errorf("%d of %d idle, error %v: idle %v", step.idle, step.idle+step.busy, step.failure, got)
+		now, failure = now.Add(step.after), step.failure
+		if step.after >= idleWindow {
+			idle, total = idle+step.idle, total+100
+		}
+		got, err := extraSlots(path, 3, now, func() (uint64, uint64, error) { return idle + 1, total + 1, failure })
+		if err != nil || got != step.want {
+			t.Errorf("step %d: %d extra slots, %v; want %d", i, got, err, step.want)
 		}
 	}
 	if idle, total, err := readCPUTimes(); err != nil || total == 0 || idle > total {
