@@ -140,6 +140,9 @@ func (w *remoteWorld) ask(head string) (status int, body string) {
 	if err != nil {
 		return 0, ""
 	}
+	if method == http.MethodConnect && answer.StatusCode == http.StatusOK { // a tunnel, which would stay open for limits.peek_timeout
+		return answer.StatusCode, ""
+	}
 	text, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<16))
 	return answer.StatusCode, string(text)
 }
