@@ -53,7 +53,7 @@ func bystander(w *harness.World) (stop func() (int, time.Duration)) {
 					return
 				}
 				r.n, r.slowest = r.n+1, max(r.slowest, time.Since(begin))
-				time.Sleep(10 * time.Millisecond) // a bystander must not be a load itself
+				time.Sleep(50 * time.Millisecond) // a bystander must not be a load itself
 			}
 		}
 	}()

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +21,8 @@ import (
 	"boxgate/api"
 	"boxgate/config"
 	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
+	"boxgate/internal/nightly"
 )
 
 // crowd is a group of visitors on the internet who open one public URL from one address.
@@ -87,6 +90,13 @@ func (c *crowd) streams(s *tls.Conn, n int, method string) {
 	}
 }
 
+// takenDescriptors is the gateway's limit of open files, and takenVisitors how many visitors each of its listeners may have then
+// (see share.Descriptors).
+var (
+	takenDescriptors = nightly.Size(5_000, 20_000)
+	takenVisitors    = takenDescriptors / 16
+)
+
 // TestAttackVisitorsTakeEverything: visitors of one public URL use the most expensive resources of the gateway: streams
 // that its application never answers, bodies that never arrive, unread answers, idle connections. Visitors of another
 // URL, the admin API and requests of boxes continue, and no resource is held beyond its deadline.
@@ -94,28 +104,28 @@ func TestAttackVisitorsTakeEverything(t *testing.T) {
 	t.Parallel()
 	post := "POST /swallow HTTP/1.1\r\nHost: %s\r\nContent-Length: 1000000\r\n%s\r\n"
 	for name, attack := range map[string]func(c *crowd){
-		"84 connections of 249 streams that are never answered": func(c *crowd) {
-			c.connect(84, "h2", func(_ int, s *tls.Conn) { c.streams(s, 249, "GET") })
+		"streams that are never answered": func(c *crowd) {
+			c.connect(takenVisitors/15, "h2", func(_ int, s *tls.Conn) { c.streams(s, 249, "GET") })
 		},
-		"84 connections of 249 uploads that do not begin": func(c *crowd) {
-			c.connect(84, "h2", func(_ int, s *tls.Conn) { c.streams(s, 249, "POST") })
+		"uploads that do not begin": func(c *crowd) {
+			c.connect(takenVisitors/15, "h2", func(_ int, s *tls.Conn) { c.streams(s, 249, "POST") })
 		},
-		"1250 bodies that never come, without a credential": func(c *crowd) {
-			c.connect(1250, "http/1.1", func(_ int, s *tls.Conn) { _, _ = fmt.Fprintf(s, post, c.host, "") })
+		"bodies that never come, without a credential": func(c *crowd) {
+			c.connect(takenVisitors, "http/1.1", func(_ int, s *tls.Conn) { _, _ = fmt.Fprintf(s, post, c.host, "") })
 		},
-		"1250 bodies that never come, with the credential": func(c *crowd) {
-			c.connect(1250, "http/1.1", func(_ int, s *tls.Conn) { _, _ = fmt.Fprintf(s, post, c.host, "Authorization: Bearer "+c.Token+"\r\n") })
+		"bodies that never come, with the credential": func(c *crowd) {
+			c.connect(takenVisitors, "http/1.1", func(_ int, s *tls.Conn) { _, _ = fmt.Fprintf(s, post, c.host, "Authorization: Bearer "+c.Token+"\r\n") })
 		},
-		"1250 bodies that never come, for no URL": func(c *crowd) {
-			c.connect(1250, "http/1.1", func(_ int, s *tls.Conn) { _, _ = fmt.Fprintf(s, post, "nobody-1.preview.localhost", "") })
+		"bodies that never come, for no URL": func(c *crowd) {
+			c.connect(takenVisitors, "http/1.1", func(_ int, s *tls.Conn) { _, _ = fmt.Fprintf(s, post, "nobody-1.preview.localhost", "") })
 		},
-		"1000 readers who do not read": func(c *crowd) {
-			c.connect(1000, "http/1.1", func(_ int, s *tls.Conn) {
+		"readers who do not read": func(c *crowd) {
+			c.connect(takenVisitors*4/5, "http/1.1", func(_ int, s *tls.Conn) {
 				_, _ = fmt.Fprintf(s, "GET /large HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\n\r\n", c.host, c.Token)
 			})
 		},
-		"1000 idle connections": func(c *crowd) {
-			c.connect(1000, "h2", func(_ int, s *tls.Conn) { c.streams(s, 0, "") })
+		"idle connections": func(c *crowd) {
+			c.connect(takenVisitors*4/5, "h2", func(_ int, s *tls.Conn) { c.streams(s, 0, "") })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -130,10 +140,18 @@ var large = make([]byte, 64<<20)
 
 // crowdedOut runs one attack against a new gateway.
 func crowdedOut(t *testing.T, secured bool, attack func(*crowd)) {
-	w := harness.NewWorld(t, func(c *config.Config) {
+	w := harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
 		l := &c.Ingress.Limits
 		l.IdleTimeout, l.BodyTimeout, l.ResponseTimeout = 10*time.Second, 10*time.Second, 10*time.Second
-	})
+	}})
+	program := fmt.Sprintf("#!/bin/sh\nulimit -n %d\nexec %s \"$@\"\n", takenDescriptors, w.Self)
+	w.Self = filepath.Join(w.Dir, "limited")
+	if err := os.WriteFile(w.Self, []byte(program), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	stop := bystander(w)
 	app := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
