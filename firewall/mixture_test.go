@@ -124,7 +124,7 @@ func TestNoPacketMeetsAMixture(t *testing.T) {
 			case always:
 				allowed = w.pingPong("one", friends)
 			}
-			n := repeat(nightly.Size(time.Second, 3*time.Second), 800, func(i int) { change(i) })
+			n := repeat(nightly.Size(500*time.Millisecond, 3*time.Second), 800, func(i int) { change(i) })
 			if err := allowed(); err != nil {
 				t.Error(err)
 			}

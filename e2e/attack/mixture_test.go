@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/e2e/harness"
+	"boxgate/internal/nightly"
 )
 
 // torrent sends datagrams from the box to the addresses as fast as it can until stop is called. stop returns their
@@ -74,7 +75,7 @@ func TestAttackNeverAMixture(t *testing.T) {
 			r := w.Raid(w.Create(map[string]any{"network_policy": policies[0]}))
 			stop := torrent(r, denied[:]...)
 			changes := 0
-			for end := time.Now().Add(4 * time.Second); changes < 4 || changes < 400 && time.Now().Before(end); changes += 2 {
+			for end := time.Now().Add(nightly.Size(time.Second, 4*time.Second)); changes < 4 || changes < nightly.Size(100, 400) && time.Now().Before(end); changes += 2 {
 				w.SetPolicy(r.Box, policies[0])
 				w.SetPolicy(r.Box, policies[1])
 				r.Try("udp", netip.AddrPortFrom(friend[changes/2%2], 4444))
@@ -96,7 +97,7 @@ func TestAttackNeverAMixture(t *testing.T) {
 		r := w.Raid(w.Create(map[string]any{"network_policy": map[string]any{"mode": "allow-all"}}))
 		metadata := []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254")}
 		stop := torrent(r, metadata...)
-		for range 10 {
+		for range nightly.Size(5, 10) {
 			before := w.Restored()
 			w.NFT("flush ruleset")
 			w.Until("the rules are restored", func() bool { return w.Restored() > before })
