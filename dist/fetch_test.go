@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"boxgate/internal/nightly"
 )
 
 // wanted are packages that share many dependencies with a developer's machine.
@@ -17,6 +19,7 @@ var wanted = []string{"haproxy", "slowhttptest", "testssl.sh"}
 // TestPackagesDoNotDependOnWhatIsInstalled: fetch.sh finds the same packages whether or not their dependencies are
 // installed.
 func TestPackagesDoNotDependOnWhatIsInstalled(t *testing.T) {
+	nightly.Only(t)
 	t.Parallel()
 	read(t, "fetch.sh") // so that a changed script invalidates the cached result
 	if _, err := exec.LookPath("apt-get"); err != nil {
