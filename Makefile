@@ -12,7 +12,9 @@ PACKAGES   ?= ./...
 TESTFLAGS  ?=
 GATEFLAGS  ?=
 # Packages tested concurrently: more than cores, because tests often wait for a slot or a box.
-JOBS       ?= $(shell echo $$((2 * $$(nproc))))
+JOBS       ?= $(shell echo $$((3 * $$(nproc))))
+# Packages that take longest, by the time on an idle machine. The gate starts them first, so that none runs alone at the end.
+LONGEST    := ./e2e/attack ./e2e/lifecycle ./e2e/cli ./launcher ./e2e/fault ./firewall ./e2e/secrets ./e2e/sdk ./e2e/fidelity
 PARTS      ?=
 MUTANTFLAGS ?=
 MUTANTLEDGER ?= bin/mutants.tsv
@@ -160,7 +162,7 @@ quick: ## run the tests that need neither root nor the kernel
 test: image docker podman runtime-debs promtool nameserver postgres sshd visitors firewalls ## the gate: run all tests except the nightly ones
 	@test -x $(RUNSC_DIR)/runsc || command -v runsc >/dev/null || echo "NOT TESTED: boxes under gVisor, as there is no runsc; 'make runsc' builds it"
 	@CGO_ENABLED=0 $(GO) build -o bin/testgate ./internal/testgate
-	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) bin/testgate -go $(GO) $(GATEFLAGS) -- -vet=off -timeout 30m -p $(JOBS) $(TESTFLAGS) $(PACKAGES)
+	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) bin/testgate -go $(GO) $(GATEFLAGS) -- -vet=off -timeout 30m -p $(JOBS) $(TESTFLAGS) $(if $(filter ./...,$(PACKAGES)),$(LONGEST)) $(PACKAGES)
 
 nightly: ## run everything at full size, in resumable parts (PARTS='fuzz race': only these)
 	@dist/nightly.sh $(PARTS)
