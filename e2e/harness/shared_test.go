@@ -47,6 +47,30 @@ func TestReplacedGatewayIsNotShared(t *testing.T) {
 	}
 }
 
+// A lab is closed when no test has used it for some time, and only then.
+func TestUnusedLabsAreClosed(t *testing.T) {
+	now := time.Now()
+	unused, used := &sharedLab{since: now.Add(-idleLimit)}, &sharedLab{since: now}
+	l := &labs{idle: []*sharedLab{unused, used}}
+	pools.mu.Lock()
+	if pools.byText == nil {
+		pools.byText = map[string]*labs{}
+	}
+	pools.byText[t.Name()] = l
+	pools.mu.Unlock()
+	defer func() {
+		pools.mu.Lock()
+		defer pools.mu.Unlock()
+		delete(pools.byText, t.Name())
+	}()
+	if got := takeIdle(now); len(got) != 1 || got[0] != unused {
+		t.Errorf("%d labs are closed, want the unused one", len(got))
+	}
+	if s := l.acquireIdle(); s != used || len(l.idle) > 0 {
+		t.Errorf("%v is lent, want the one that was used", s)
+	}
+}
+
 // holdProcess opens a connection of a box that keeps the present process of the gateway draining after a replacement.
 func holdProcess(w *World, box string) {
 	w.T.Helper()
