@@ -135,17 +135,22 @@ func (w *World) Until(what string, holds func() bool) {
 }
 
 // UntilEvery is [World.Until] for a condition that is expensive to check. Checks become less frequent the longer it
-// waits, to leave the machine to the awaited work.
+// waits, and take at most a third of the time, to leave the machine to the awaited work.
 func (w *World) UntilEvery(pace time.Duration, what string, holds func() bool) {
 	w.T.Helper()
 	began, patience := time.Now(), w.patience()
-	for !holds() {
-		waited := time.Since(began)
+	for {
+		check := time.Now()
+		if holds() {
+			return
+		}
+		now := time.Now()
+		waited, took := now.Sub(began), now.Sub(check)
 		if waited > patience {
 			w.failed.Store(true)
 			w.T.Fatalf("did not happen: %s", what)
 		}
-		time.Sleep(max(pace, min(waited/10, 100*time.Millisecond)))
+		time.Sleep(max(pace, min(waited/10, 100*time.Millisecond), min(2*took, 500*time.Millisecond)))
 	}
 }
 
