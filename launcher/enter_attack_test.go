@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/launcher/terminal"
+	"boxgate/policy"
 )
 
 // enteringLauncher returns a launcher that starts no command with the runtime.
@@ -99,7 +100,7 @@ func probeAttackOnEnteringProcesses(t *testing.T, l *Launcher) {
 	t.Helper()
 	id := newBox(t, l, nil)
 	ready, out := make(chan struct{}), &lockedBuffer{}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var once sync.Once
 	c, err := l.Start(ctx, id, ExecSpec{Args: []string{"python3", "-c", ambush}, User: "root", Stderr: out, Stdout: writerFunc(func(p []byte) (int, error) {
@@ -109,7 +110,11 @@ func probeAttackOnEnteringProcesses(t *testing.T, l *Launcher) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	<-ready
+	select {
+	case <-ready:
+	case <-time.After(time.Minute):
+		t.Fatal("the ambush does not start:", out.String())
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -126,12 +131,27 @@ func probeAttackOnEnteringProcesses(t *testing.T, l *Launcher) {
 			return
 		default:
 		}
-		spec := ExecSpec{Args: []string{"true"}, User: []string{"root", "boxuser"}[i%2]}
-		if res, err := l.Exec(ctx, id, spec); err != nil || res.Status != 0 {
-			t.Errorf("%+v, %v: %s", res, err, out.String())
+		if err := enterOnce(ctx, l, id, []string{"root", "boxuser"}[i%2]); err != nil || i > mostEntries {
+			t.Errorf("after %d commands: %v: %s", i, err, out.String())
 			cancel()
+			<-done
+			return
 		}
 	}
+}
+
+// mostEntries is the number of commands after which the ambush has failed. It needs 40 to 80.
+const mostEntries = 3000
+
+// enterOnce runs a command that only enters the box. Each has a minute, since how many the ambush needs depends on the machine's load.
+func enterOnce(ctx context.Context, l *Launcher, id policy.BoxID, user string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	res, err := l.Exec(ctx, id, ExecSpec{Args: []string{"true"}, User: user})
+	if err == nil && res.Status != 0 {
+		err = fmt.Errorf("exit status %d", res.Status)
+	}
+	return err
 }
 
 // lockedBuffer is a buffer for several writers.
