@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
@@ -22,6 +23,7 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
+	"boxgate/internal/nightly"
 )
 
 // upgrading is a gateway with its own copy of the program.
@@ -130,7 +132,7 @@ func (u *upgrading) mustReplace(word string) {
 	}
 }
 
-// steady repeats actions and records their failures.
+// steady repeats actions, with a pause in the gate so that they do not take all of the machine, and records their failures.
 type steady struct {
 	stop     chan struct{}
 	all      sync.WaitGroup
@@ -147,7 +149,7 @@ func (s *steady) run(what string, f func() error) {
 			select {
 			case <-s.stop:
 				return
-			default:
+			case <-time.After(nightly.Size(50*time.Millisecond, 0)):
 			}
 			if err := f(); err != nil {
 				s.mu.Lock()
