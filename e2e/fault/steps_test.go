@@ -187,16 +187,21 @@ var (
 // policyNow returns which of the two policies the API reports.
 func policyNow(w *harness.World, box string) (isWide bool, version uint64) {
 	w.T.Helper()
-	var view struct {
+	type boxView struct {
 		NetworkPolicy struct {
 			AllowedCIDRs []string `json:"allowed_cidrs"`
 		} `json:"network_policy"`
 		PolicyVersion uint64 `json:"policy_version"`
 		Status, Error string
 	}
-	if err := w.Client.Get(w.T.Context(), api.BoxPath(box), &view); err != nil {
-		w.T.Fatal(err)
-	}
+	var view boxView
+	w.Until("the gateway has done its own work in the box", func() bool {
+		view = boxView{}
+		if err := w.Client.Get(w.T.Context(), api.BoxPath(box), &view); err != nil {
+			w.T.Fatal(err)
+		}
+		return view.Status != "running"
+	})
 	if view.Status != "idle" {
 		w.T.Errorf("the box is %s: %s", view.Status, view.Error)
 	}
