@@ -239,6 +239,9 @@ func (s Store) source(name string) (imageSource, error) {
 	}
 }
 
+// IsPath reports whether an image is a file or directory of this host, and not one that any host can pull or build.
+func IsPath(text string) bool { return filepath.IsAbs(text) }
+
 // pathSource determines the kind of a path. The key of an archive depends on the file's size and time, so that a changed
 // file is unpacked again.
 func pathSource(path string) (imageSource, error) {

@@ -25,8 +25,9 @@ type Layers struct {
 type record struct {
 	ImageKey string   `json:"image_key,omitempty"`
 	Rootfs   string   `json:"rootfs"`
-	Base     []string `json:"base,omitempty"` // the image's environment
-	Size     int64    `json:"size"`           // of the layer alone
+	Base     []string `json:"base,omitempty"`   // the image's environment
+	Size     int64    `json:"size"`             // of the layer alone
+	Digest   string   `json:"digest,omitempty"` // of its archive in shared storage
 }
 
 // partial is the name suffix of an incomplete layer.
@@ -50,8 +51,13 @@ func (l Layers) Claim(layer string) (work string, err error) {
 
 // Complete renames a layer that is on disk to its final name, and protects its image from removal.
 func (l Layers) Complete(layer string, img image.Image, size int64) error {
+	return l.complete(layer, img, record{Size: size})
+}
+
+// complete does so with a record that lacks the image.
+func (l Layers) complete(layer string, img image.Image, r record) error {
 	work := l.Path(layer + partial)
-	r := record{ImageKey: img.Key, Rootfs: img.Rootfs, Base: img.Env, Size: size}
+	r.ImageKey, r.Rootfs, r.Base = img.Key, img.Rootfs, img.Env
 	if err := files.WriteJSON(filepath.Join(work, "layer.json"), r); err != nil {
 		return err
 	}
@@ -82,6 +88,53 @@ func (l Layers) load(layer string) (r record, err error) {
 		return r, fmt.Errorf("the record of layer %s cannot be read: %w", layer, err)
 	}
 	return r, nil
+}
+
+// Layer describes a complete layer, for a copy of it on another host.
+type Layer struct {
+	Size   int64  // bytes on disk
+	Digest string // of its archive in shared storage; "": it was not there yet
+	Image  LayerImage
+}
+
+// LayerImage describes the image below a layer. Another host must have the same one.
+type LayerImage struct {
+	Key    string   `json:"key,omitempty"`    // in the image directory; "": a directory used in place
+	Source string   `json:"source,omitempty"` // that the image was made from
+	Rootfs string   `json:"rootfs,omitempty"` // with an empty key
+	Env    []string `json:"env,omitempty"`
+}
+
+// Describe returns a complete layer, or an error.
+func (l Layers) Describe(layer string) (Layer, error) {
+	r, err := l.load(layer)
+	if err != nil {
+		return Layer{}, err
+	}
+	img, err := l.Images.At(r.ImageKey, r.Rootfs)
+	if err != nil {
+		return Layer{}, err
+	}
+	of := LayerImage{Key: r.ImageKey, Source: img.Source, Env: r.Base}
+	if of.Key == "" {
+		of.Rootfs = r.Rootfs
+	}
+	return Layer{Size: r.Size, Digest: r.Digest, Image: of}, nil
+}
+
+// SetDigest records the digest of a layer's archive.
+func (l Layers) SetDigest(layer, digest string) error {
+	r, err := l.load(layer)
+	if err != nil || r.Digest == digest {
+		return err
+	}
+	r.Digest = digest
+	return files.WriteJSON(filepath.Join(l.Path(layer), "layer.json"), r)
+}
+
+// CompleteCopy completes a copy of a layer of another host, see [Layers.Complete]. of has its size and digest.
+func (l Layers) CompleteCopy(layer string, img image.Image, of Layer) error {
+	return l.complete(layer, img, record{Size: of.Size, Digest: of.Digest})
 }
 
 // Size returns the total size of layers on disk in bytes.
