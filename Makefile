@@ -38,7 +38,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image agents docker podman cni firewalls runtime-debs promtool nameserver postgres proxies sshd runsc vmm kubernetes etcd scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
+.PHONY: help deps build image agents docker podman cni firewalls runtime-debs promtool nameserver postgres proxies sshd runsc vmm kubernetes etcd s3 scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
 
 help: ## list the targets
 	@echo "While editing:           make quick                  seconds to a minute, without root"
@@ -139,13 +139,16 @@ kubernetes: ## build the API server of Kubernetes and etcd, for the tests of Box
 etcd: ## build etcd alone, for the tests of fleets
 	@GO="$(GO)" dist/apiserver.sh etcd
 
+s3: ## build versitygw, an S3 server, for the tests of shared snapshots
+	@GO="$(GO)" dist/s3server.sh
+
 postgres: ## unpack the PostgreSQL server of one test where there is none, without installing it
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || dist/unpack.sh /var/cache/boxgate-postgres 'usr/lib/postgresql/*/bin/postgres' postgresql
 
 proxies: ## unpack the proxies of the tests of upstream proxies, without installing them
 	@dist/unpack.sh /var/lib/boxgate/proxies usr/bin/tinyproxy tinyproxy-bin microsocks
 
-test confined race mutants: proxies cni etcd
+test confined race mutants: proxies cni etcd s3
 
 firewalls: image ## make a root file system with firewalld and ufw, for the tests beside them
 	@dist/firewalls.sh $(IMAGE_DIR)
