@@ -50,6 +50,7 @@ type Config struct {
 	Attach     Attach     `yaml:"attach,omitempty"`
 	Kubernetes Kubernetes `yaml:"kubernetes"`
 	Fleet      Fleet      `yaml:"fleet"`
+	Snapshots  Snapshots  `yaml:"snapshots"`
 	Metrics    Metrics    `yaml:"metrics"`
 	Log        Log        `yaml:"log"`
 	// Drain is how long a replaced process lets open connections continue.
@@ -443,6 +444,7 @@ func (c *Config) validate() error {
 	c.E2B.check(c.Ingress, fail)
 	c.Kubernetes.check(fail)
 	c.Fleet.check(fail)
+	c.Snapshots.check(fail, c.Secrets)
 	if r := c.Launcher.Reserve; r < MinReserve || r > 1<<44 {
 		fail("launcher.reserve", "%v is out of range; use %v to 16TiB", r, Size(MinReserve))
 	}

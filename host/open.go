@@ -125,7 +125,7 @@ func (p *parts) kernel() enforce.Kernel {
 // openKeys loads the API keys and their resource accounts.
 func (o *opening) openKeys(context.Context) (err error) {
 	p := o.parts
-	if p.holdings, err = keys.NewHoldings(keys.HoldingsConfig{Log: p.log, Book: p.quotas, Boxes: p.boxes, Keys: p.store.Keys, Snapshots: p.store.Snapshots, Layer: p.launcher.LayerSize, Space: p.launcher.CheckFree}); err != nil {
+	if p.holdings, err = keys.NewHoldings(keys.HoldingsConfig{Log: p.log, Book: p.quotas, Boxes: p.boxes, Keys: p.store.Keys, Snapshots: p.store.Snapshots, Layer: p.launcher.LayerSize, Elsewhere: p.snapshotManager.Elsewhere, ElsewhereLayer: p.snapshotManager.LayerSize, Space: p.launcher.CheckFree}); err != nil {
 		return err
 	}
 	if o.keys, err = keys.New(keys.Config{Log: p.log, Store: p.store, Keys: p.store.Keys, Quotas: p.quotas, Models: p.models, Changed: o.keysChanged}); err != nil {
@@ -202,7 +202,7 @@ func (o *opening) openUsage(context.Context) error {
 	o.authorities = box.NewAuthorities(p.store.Authorities, p.minter, p.urlCA)
 	provisioner, err := box.NewProvisioner(box.ProvisionerConfig{
 		Log: p.log, Records: p.store.Boxes, Rules: p.store.Rules, Installation: p.store.Installation, Shared: p.shared, Net: p.net, Sandboxes: held, Minter: p.minter, Authorities: o.authorities, URLs: o.publicURLs,
-		Reach: p.reach, Roots: p.addedRoots, Agents: p.introduction(), DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
+		Reach: p.reach, Fetch: p.snapshotManager.Fetch, Roots: p.addedRoots, Agents: p.introduction(), DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 	})
 	if err != nil {
 		return err

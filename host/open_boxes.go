@@ -92,6 +92,9 @@ func (p *parts) openLauncher(context.Context) error {
 		return err
 	}
 	p.snapshotManager = snapshots.New(p.log, p.store.Snapshots, p.launcher, func(f func() error) error { return change.Contain(p.log, f) })
+	if err := p.shareSnapshots(); err != nil {
+		return err
+	}
 	if err := state.CountStates(p.metrics, p.boxes); err != nil {
 		return err
 	}

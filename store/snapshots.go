@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"boxgate/policy"
@@ -27,6 +28,7 @@ type Snapshot struct {
 	Size      int64        `json:"size,omitempty"`       // bytes of its layers on disk
 	CreatedAt time.Time    `json:"created_at"`
 	TakenBy   string       `json:"taken_by,omitempty"` // ID of the API key; "" for the operator's, and in snapshots of older versions
+	Shared    string       `json:"shared,omitempty"`   // the store of several hosts that has the snapshot; "": it is only on this host
 	// Layers are the layers of boxes made from this snapshot, the lowest first. Several snapshots can own a layer.
 	Layers []string `json:"layers,omitempty"`
 
@@ -155,6 +157,36 @@ func (db Snapshots) NeedsLayer(layer string) (needed bool, err error) {
 		return err
 	})
 	return needed, err
+}
+
+// heldOwner owns layers of snapshots of other hosts, which a box is about to be made from.
+const heldOwner = "held"
+
+// HoldLayers keeps layers that no snapshot of this host owns, until [Snapshots.ReleaseLayers].
+func (db Snapshots) HoldLayers(held []string) error {
+	return db.update(func(tx *transaction) error { return setLayerOwner(tx, heldOwner, nil, held) })
+}
+
+// ReleaseLayers ends the hold of layers; of all, if held is nil.
+func (db Snapshots) ReleaseLayers(held []string) error {
+	if held == nil {
+		err := db.view(func(tx *transaction) error {
+			layers, err := tx.table(layout.Layers)
+			if err != nil {
+				return err
+			}
+			for _, key := range layers.Keys(nil) {
+				if layer, owner, _ := strings.Cut(string(key), "\x00"); owner == heldOwner {
+					held = append(held, layer)
+				}
+			}
+			return nil
+		})
+		if err != nil || held == nil {
+			return err
+		}
+	}
+	return db.update(func(tx *transaction) error { return setLayerOwner(tx, heldOwner, held, nil) })
 }
 
 func getSnapshot(tx *transaction, id string) (s Snapshot, err error) {

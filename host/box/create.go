@@ -328,15 +328,20 @@ func (l *Service) originOf(ctx context.Context, req *api.CreateRequest) (origin,
 // ensureImage builds, pulls or unpacks the image of a new box unless it is present, which may take minutes.
 func (p *provisioning) ensureImage(ctx context.Context) error {
 	b := p.box
-	if len(b.Record.Layers) > 0 {
-		return nil // a box from a snapshot keeps the snapshot's layers
+	restored := len(b.Record.Layers) > 0 // a box from a snapshot keeps the snapshot's layers
+	if restored && p.fetch == nil {
+		return nil
 	}
 	defer b.Progress.Store(nil)
+	progress := func(line string) {
+		b.Progress.Store(&line)
+		p.log.Info("image", zap.String("box", string(b.ID)), zap.String("image", b.Record.Image), zap.String("progress", line))
+	}
 	err := b.Unlocked(func() error {
-		return p.sandboxes.EnsureImage(ctx, b.Record.Image, func(line string) {
-			b.Progress.Store(&line)
-			p.log.Info("image", zap.String("box", string(b.ID)), zap.String("image", b.Record.Image), zap.String("progress", line))
-		})
+		if restored {
+			return p.fetch(ctx, b.Record.Layers, progress)
+		}
+		return p.sandboxes.EnsureImage(ctx, b.Record.Image, progress)
 	})
 	if b.Deleting {
 		return errDeletedConcurrently

@@ -47,9 +47,11 @@ type ProvisionerConfig struct {
 	Authorities  *Authorities
 	URLs         URLs
 	Reach        *boxdial.Boxes
-	Roots        []byte       // additional CA certificates that launched boxes trust, in PEM
-	Agents       []byte       `required:"false"` // introduction for agents in launched boxes; empty: none
-	DNS          []netip.Addr // resolvers of boxes
+	// Fetch provides the layers of snapshots of other hosts. progress is called with one line for each.
+	Fetch  func(ctx context.Context, layers []string, progress func(string)) error `required:"false"`
+	Roots  []byte                                                                  // additional CA certificates that launched boxes trust, in PEM
+	Agents []byte                                                                  `required:"false"` // introduction for agents in launched boxes; empty: none
+	DNS    []netip.Addr                                                            // resolvers of boxes
 }
 
 // Provisioner runs the steps that create boxes or start them again. Safe for concurrent use.
@@ -65,6 +67,7 @@ type Provisioner struct {
 	authorities  *Authorities
 	urls         URLs
 	reach        *boxdial.Boxes
+	fetch        func(ctx context.Context, layers []string, progress func(string)) error
 	roots        []byte
 	agents       []byte
 	dns          []netip.Addr
@@ -77,7 +80,7 @@ func NewProvisioner(c ProvisionerConfig) (*Provisioner, error) {
 	}
 	return &Provisioner{
 		log: c.Log, records: c.Records, rules: c.Rules, installation: c.Installation, shared: c.Shared, net: c.Net, sandboxes: c.Sandboxes, minter: c.Minter, authorities: c.Authorities, urls: c.URLs,
-		reach: c.Reach, roots: c.Roots, agents: c.Agents, dns: c.DNS,
+		reach: c.Reach, fetch: c.Fetch, roots: c.Roots, agents: c.Agents, dns: c.DNS,
 	}, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"slices"
 	"strings"
 
 	"go.uber.org/zap"
@@ -42,6 +43,9 @@ func (s *Snapshots) TakeSnapshot(ctx context.Context, id policy.BoxID, name stri
 		return api.Snapshot{}, err
 	}
 	r.ID, r.Name, r.TakenBy = "snap_"+randomHex(8), name, keys.CreatorOf(ctx)
+	if err := s.manager.Refresh(ctx); err != nil { // the key's snapshots of other hosts count
+		return api.Snapshot{}, unavailable(err)
+	}
 	allowed, err := s.holdings.Snapshot(ctx)
 	if err != nil {
 		return api.Snapshot{}, err
@@ -73,8 +77,17 @@ func (s *Snapshots) describe(id policy.BoxID) (store.Snapshot, error) {
 }
 
 // Snapshots implements the Host of [boxgate/api/snapshots].
-func (s *Snapshots) Snapshots(_ context.Context, box policy.BoxID) ([]api.Snapshot, error) {
+func (s *Snapshots) Snapshots(ctx context.Context, box policy.BoxID) ([]api.Snapshot, error) {
+	_ = s.manager.Refresh(ctx) // on failure, which is logged, the last list of the snapshots of other hosts is used
 	list, err := s.manager.List(box)
+	if err != nil {
+		return nil, err
+	}
+	more, err := s.manager.Elsewhere(box)
+	if len(more) > 0 {
+		list = append(list, more...)
+		slices.SortFunc(list, func(a, b store.Snapshot) int { return a.CreatedAt.Compare(b.CreatedAt) })
+	}
 	var views []api.Snapshot
 	for _, r := range list {
 		views = append(views, snapshotView(r))
@@ -92,11 +105,17 @@ func (s *Snapshots) DeleteSnapshots(ctx context.Context, ids []string) error {
 	if errors.Is(err, store.ErrNotFound) {
 		return api.Errorf(api.ErrNotFound, "one of the snapshots does not exist; none was deleted")
 	}
+	if errors.Is(err, snapshots.ErrStore) {
+		return unavailable(err)
+	}
 	if err != nil {
 		return change.NotStored(s.log, "the deletion of the snapshots could not be stored", err)
 	}
 	return nil
 }
+
+// unavailable is the answer to a request that needs the snapshot store of several hosts.
+func unavailable(err error) error { return api.Errorf(api.ErrUnavailable, "%w", err) }
 
 // errNoSnapshot refuses to create a box from a snapshot that does not exist.
 func errNoSnapshot(id string) error {
@@ -113,9 +132,12 @@ type origin struct {
 // the request leaves out, and the variables that it does not set. Header rules are not inherited: the creator of the box
 // decides which secrets it may use.
 func (s *Snapshots) inherit(ctx context.Context, req *api.CreateRequest) (origin, error) {
-	r, err := s.manager.Get(req.Snapshot)
+	r, err := s.manager.Find(ctx, req.Snapshot)
 	if errors.Is(err, store.ErrNotFound) {
 		return origin{}, errNoSnapshot(req.Snapshot)
+	}
+	if errors.Is(err, snapshots.ErrStore) {
+		return origin{}, unavailable(err)
 	}
 	if err != nil {
 		return origin{}, err

@@ -15,6 +15,7 @@ import (
 	"boxgate/host/state"
 	"boxgate/internal/required"
 	"boxgate/launcher"
+	"boxgate/policy"
 	quotas "boxgate/quota"
 	"boxgate/store"
 )
@@ -29,7 +30,9 @@ type Holdings struct {
 	keys      store.Keys
 	snapshots store.Snapshots
 	// layer returns the size of a layer on disk; an error if the layer is not complete.
-	layer func(layer string) (int64, error)
+	layer          func(layer string) (int64, error)
+	elsewhere      func(box policy.BoxID) ([]store.Snapshot, error) // see [HoldingsConfig]
+	elsewhereLayer func(layer string) (int64, bool)
 	// space returns an error if the state directory has no space for n more bytes.
 	space func(n int64) error
 
@@ -69,6 +72,9 @@ type HoldingsConfig struct {
 	Snapshots store.Snapshots
 	// Layer returns the size of a layer on disk; an error if the layer is not complete.
 	Layer func(layer string) (int64, error)
+	// Elsewhere returns the snapshots of other hosts, and ElsewhereLayer the size of a layer of theirs. nil: there are none.
+	Elsewhere      func(box policy.BoxID) ([]store.Snapshot, error) `required:"false"`
+	ElsewhereLayer func(layer string) (int64, bool)                 `required:"false"`
 	// Space returns an error if the state directory has no space for n more bytes.
 	Space func(n int64) error
 }
@@ -78,7 +84,7 @@ func NewHoldings(c HoldingsConfig) (*Holdings, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
 	}
-	h := &Holdings{log: c.Log, book: c.Book, boxes: c.Boxes, keys: c.Keys, snapshots: c.Snapshots, layer: c.Layer, space: c.Space}
+	h := &Holdings{log: c.Log, book: c.Book, boxes: c.Boxes, keys: c.Keys, snapshots: c.Snapshots, layer: c.Layer, elsewhere: c.Elsewhere, elsewhereLayer: c.ElsewhereLayer, space: c.Space}
 	for k := range quotas.Kind(len(h.kinds)) {
 		if k.Counted() {
 			h.book.Count(k, func(of quotas.Holder) int64 { return h.countOf(k, of) })
@@ -139,6 +145,15 @@ func (h *Holdings) countLocked(k quotas.Kind, key string, age time.Duration) (in
 	stored, err := h.keys.Holdings(key)
 	switch k {
 	case quotas.Snapshots:
+		if err != nil || h.elsewhere == nil {
+			return stored.Snapshots, err
+		}
+		more, err := h.elsewhere("")
+		for _, s := range more {
+			if cmp.Or(s.TakenBy, api.OperatorKey) == key {
+				stored.Snapshots++
+			}
+		}
 		return stored.Snapshots, err
 	case quotas.URLs:
 		return stored.URLs, err
@@ -193,11 +208,21 @@ func (h *Holdings) countBytes() (tally, error) {
 			owned[[2]string{key, layer}] = true
 			size, known := sizes[layer]
 			if !known {
-				size, _ = h.layer(layer) // an incomplete layer counts by its reservation
+				var err error
+				if size, err = h.layer(layer); err != nil && h.elsewhereLayer != nil {
+					size, _ = h.elsewhereLayer(layer)
+				} // an incomplete layer counts by its reservation
 				sizes[layer] = size
 			}
 			t.add(key, size)
 		}
+	}
+	if h.elsewhere != nil {
+		more, err := h.elsewhere("")
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, more...)
 	}
 	for _, s := range list {
 		add(cmp.Or(s.TakenBy, api.OperatorKey), s.Layers)

@@ -50,6 +50,9 @@ type Manager struct {
 
 	mu      sync.Mutex
 	running map[string]*runningSnapshot // guarded by mu; by the ID of the snapshot
+
+	sharing *sharing // nil: snapshots stay on this host
+	loops   sync.WaitGroup
 }
 
 // runningSnapshot is a snapshot that is being taken.
@@ -78,7 +81,7 @@ func New(log *zap.Logger, stored store.Snapshots, boxes Boxes, contained func(fu
 // Recover cleans up after an earlier run: it marks unfinished snapshots as failed, and removes unneeded layers. Snapshots
 // of an older version get the owner of their box, if the box still exists.
 func (s *Manager) Recover() error {
-	if err := s.store.SetOwners(); err != nil {
+	if err := errors.Join(s.store.SetOwners(), s.store.ReleaseLayers(nil)); err != nil {
 		return err
 	}
 	list, err := s.store.All()
@@ -86,7 +89,7 @@ func (s *Manager) Recover() error {
 		return err
 	}
 	for _, r := range list {
-		if r.State == Creating {
+		if r.State == Creating && !s.resume(r) {
 			s.log.Warn("a snapshot was not complete when the gateway ended", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)))
 			if _, err := s.store.Change(r.ID, failed(errInterrupted)); err != nil {
 				return err
@@ -109,6 +112,7 @@ func (s *Manager) Close() {
 	for _, t := range s.all() {
 		<-t.ended
 	}
+	s.loops.Wait()
 }
 
 func (s *Manager) all() (list []*runningSnapshot) {
@@ -177,7 +181,11 @@ func (s *Manager) unregister(id string, t *runningSnapshot) {
 
 // captureAndStore captures the box and stores the outcome. A panic counts as a failure.
 func (s *Manager) captureAndStore(ctx context.Context, r store.Snapshot, layer string, allowed Allowance) {
-	err := s.contained(func() error { return s.capture(ctx, r, layer, allowed) })
+	s.settle(r, s.contained(func() error { return s.capture(ctx, r, layer, allowed) }))
+}
+
+// settle stores the failure of a snapshot, if err is not nil.
+func (s *Manager) settle(r store.Snapshot, err error) {
 	switch _, gone := s.store.Get(r.ID); {
 	case errors.Is(gone, store.ErrNotFound):
 		s.log.Info("a snapshot was deleted while it was taken", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)))
@@ -207,8 +215,15 @@ func (s *Manager) capture(ctx context.Context, r store.Snapshot, layer string, a
 	if err != nil {
 		return err
 	}
-	_, err = s.store.Change(r.ID, func(r *store.Snapshot) { r.State, r.Layers, r.Size = Ready, c.Layers, c.Size })
+	state := Ready
+	if s.sharing != nil {
+		state = Creating // until other hosts can use it
+	}
+	r, err = s.store.Change(r.ID, func(r *store.Snapshot) { r.State, r.Layers, r.Size = state, c.Layers, c.Size })
 	if err != nil {
+		return err
+	}
+	if err := s.finish(ctx, r); err != nil {
 		return err
 	}
 	s.log.Info("snapshot taken", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)), zap.Int64("bytes", c.Size), zap.Duration("frozen", c.Frozen))
@@ -242,12 +257,23 @@ func (s *Manager) List(box policy.BoxID) ([]store.Snapshot, error) {
 func (s *Manager) Get(id string) (store.Snapshot, error) { return s.store.Get(id) }
 
 // Delete deletes snapshots. If one is unknown, it returns [store.ErrNotFound] without deleting any. Snapshots that
-// are still being taken are canceled. Boxes made from the snapshots keep the layers they need.
+// are still being taken are canceled. Snapshots in the store of several hosts are removed there first; if that fails, the
+// error is [ErrStore]. Boxes made from the snapshots keep the layers they need.
 func (s *Manager) Delete(ctx context.Context, ids []string) error {
-	if err := s.store.Delete(ids); err != nil {
+	own, shared, err := s.split(ctx, ids)
+	if err != nil {
 		return err
 	}
-	for _, id := range ids {
+	if err := s.withdraw(ctx, shared); err != nil {
+		return err
+	}
+	if len(own) > 0 {
+		err = s.store.Delete(own)
+	}
+	if err != nil {
+		return err
+	}
+	for _, id := range own {
 		if t := s.find(id); t != nil {
 			t.cancel()
 			<-t.ended

@@ -113,6 +113,9 @@ func allFindings(ctx context.Context, o *cli.Options) []preflight.Finding {
 	)
 	findings = append(findings, preflight.Launchers("/")...)
 	findings = append(findings, certificateFindings(ctx, cfg, time.Now())...)
+	if cfg.Snapshots.Enabled() {
+		findings = append(findings, finding("shared snapshots", host.CheckSnapshots(ctx, cfg)))
+	}
 	switch {
 	case store.InUse(cfg.StateDir):
 		findings = append(findings, finding(runningFinding, preflight.Warnf("is already running with the state directory %s, so its sockets were not checked", cfg.StateDir)))
