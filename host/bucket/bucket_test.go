@@ -115,7 +115,7 @@ func files(t testing.TB, s *buckettest.Server) map[string]string {
 	return out
 }
 
-// TestSnapshotsTravel: what one host stores, another one with the same key reads, and whoever reads the bucket learns nothing of it.
+// TestSnapshotsTravel: a host reads the snapshots of another one with the same key, and the bucket has no readable content.
 func TestSnapshotsTravel(t *testing.T) {
 	t.Parallel()
 	s, key := buckettest.Start(t), newKey(t)
@@ -310,7 +310,7 @@ func TestHostsUploadSameLayer(t *testing.T) {
 	}
 }
 
-// TestStoredLayerIsNotSentAgain: a layer that a snapshot has is not uploaded again, and one that none has is, as it may be about to be removed.
+// TestStoredLayerIsNotSentAgain: a layer of a snapshot is not uploaded again; one without a snapshot is, as it may be about to be removed.
 func TestStoredLayerIsNotSentAgain(t *testing.T) {
 	t.Parallel()
 	s, key := buckettest.Start(t), newKey(t)
@@ -379,7 +379,7 @@ func TestStoreRefusals(t *testing.T) {
 		want   string
 	}{
 		"secret":      {func(c *Config) { c.Secret = secret("wrong") }, "refuses the credentials: SignatureDoesNotMatch"},
-		"access key":  {func(c *Config) { c.AccessKey = "nobody" }, "an object cannot be written"},
+		"access key":  {func(c *Config) { c.AccessKey = "unknown" }, "an object cannot be written"},
 		"bucket":      {func(c *Config) { c.Bucket = "another" }, "NoSuchBucket"},
 		"certificate": {func(c *Config) { c.Roots = x509.NewCertPool() }, "does not answer"},
 		"key":         {func(c *Config) { c.Key = secret("AGE-SECRET-KEY-1WRONG") }, "not an age identity"},

@@ -46,7 +46,7 @@ type Bucket struct {
 	prefix string
 	key    func(context.Context) (name.Secret, error)
 
-	stall    time.Duration // how long a transfer may transfer nothing
+	stall    time.Duration // how long a transfer may take without a byte
 	wait     time.Duration // before the first new attempt; doubled each time
 	grace    time.Duration // see Sweep
 	partSize int64
@@ -208,7 +208,7 @@ func (b *Bucket) retry(ctx context.Context, f func() error) (err error) {
 	}
 }
 
-// Check writes, lists, reads and removes an object, and returns what a host could not do.
+// Check writes, lists, reads and removes an object, and returns the first error.
 func (b *Bucket) Check(ctx context.Context) error {
 	if _, err := b.derived(ctx); err != nil {
 		return err

@@ -191,7 +191,7 @@ func (u *upload) begin(ctx context.Context) error {
 
 // sendPart sends a part, unless the store has it.
 func (u *upload) sendPart(ctx context.Context, number int, content []byte) error {
-	sum := md5.Sum(content) //nolint:gosec // compared with what the server computed
+	sum := md5.Sum(content) //nolint:gosec // compared with the server's
 	tag := hex.EncodeToString(sum[:])
 	if sent := u.sent[number]; sent.Size == int64(len(content)) && strings.Trim(sent.ETag, `"`) == tag {
 		u.parts = append(u.parts, minio.CompletePart{PartNumber: number, ETag: sent.ETag})
@@ -207,7 +207,7 @@ func (u *upload) sendPart(ctx context.Context, number int, content []byte) error
 	return nil
 }
 
-// parts collects what is written into parts of one size.
+// parts cuts a stream into parts of one size.
 type parts struct {
 	ctx    context.Context
 	size   int
@@ -324,7 +324,7 @@ func (r *resumed) Read(p []byte) (int, error) {
 	}
 }
 
-// read reads from the current request, and begins one if there is none.
+// read reads from the current request, or begins one.
 func (r *resumed) read(p []byte) (int, error) {
 	if r.body == nil {
 		if err := r.open(); err != nil {

@@ -237,8 +237,8 @@ type unneeded struct {
 	modified time.Time // of the object, at that time
 }
 
-// Sweep removes the layers that no snapshot has needed for the grace time, and parts of uploads that began before it. With a manifest that it
-// cannot read, it removes nothing, because its layers are unknown. It must be called from time to time; it marks layers, and a later call
+// Sweep removes the layers that no snapshot has needed for the grace time, and parts of uploads that began before it. While a manifest
+// cannot be read, all layers stay, because its own are unknown. It must be called from time to time; it marks layers, and a later call
 // removes them.
 func (b *Bucket) Sweep(ctx context.Context) (removed int, err error) {
 	var layers []minio.ObjectInfo

@@ -20,7 +20,7 @@ import (
 	"filippo.io/age"
 )
 
-// ErrDamaged means that an object is not what a host with the same key wrote there: it was changed, cut off, or moved from another name.
+// ErrDamaged means that an object differs from the one that a host with the same key wrote there: it was changed, cut off, or moved from another name.
 var ErrDamaged = errors.New("the snapshot store has another content than a host wrote")
 
 // keys are derived from the key of the hosts.
@@ -74,7 +74,7 @@ func mac(key, text []byte) []byte {
 	return m.Sum(nil)
 }
 
-// layerName returns the name of a layer's object: without the key, nobody can tell which content it stands for.
+// layerName returns the name of a layer's object, which depends on the key: it does not reveal the content to others.
 func (k keys) layerName(digest []byte) string { return hex.EncodeToString(mac(k.names, digest)) }
 
 // manifestMark begins each manifest. Its last character is the version.
@@ -132,7 +132,7 @@ func nonce(number uint64, last bool) []byte {
 	return n
 }
 
-// sealer encrypts what is written to it. Close writes the last chunk, and does not close the writer below.
+// sealer encrypts a stream. Close writes the last chunk, and does not close the writer below.
 type sealer struct {
 	aead   cipher.AEAD
 	to     io.Writer

@@ -72,7 +72,7 @@ type HoldingsConfig struct {
 	Snapshots store.Snapshots
 	// Layer returns the size of a layer on disk; an error if the layer is not complete.
 	Layer func(layer string) (int64, error)
-	// Elsewhere returns the snapshots of other hosts, and ElsewhereLayer the size of a layer of theirs. nil: there are none.
+	// Elsewhere returns the snapshots of other hosts, and ElsewhereLayer the size of a layer of theirs. Without them there are no other hosts.
 	Elsewhere      func(box policy.BoxID) ([]store.Snapshot, error) `required:"false"`
 	ElsewhereLayer func(layer string) (int64, bool)                 `required:"false"`
 	// Space returns an error if the state directory has no space for n more bytes.

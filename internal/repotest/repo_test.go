@@ -257,7 +257,9 @@ host/rules: policy policy/document rule/header api api/change api/rest audit bou
 host/schedule: policy api api/history api/problem api/schedules host/change host/webhook host/keys host/state internal/fault internal/required proxy quota store agents api/harness
 host/services: policy config firewall/namespace host/boxdial proxy/route
 host/share: config host/authlimit internal/memory preflight proxy quota
-host/snapshots: policy internal/fault launcher store
+host/snapshots: policy policy/name host/bucket host/bucket/buckettest internal/fault launcher store
+host/bucket: policy/name host/bucket/buckettest internal/required launcher store
+host/bucket/buckettest:
 host/state: policy agents api host/idle host/sandboxns launcher launcher/oci store llm
 host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
@@ -282,7 +284,7 @@ cmd/gateway/command/terminal: api
 e2e/harness: policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet
 e2e/harness/npm: internal/lab internal/testnet
 e2e/harness/gateway: e2e/harness cmd/gateway internal/fault
-e2e: fleet/etcdtest policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab internal/testnet/models e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor store/history ui/preview llm
+e2e: fleet/etcdtest host/bucket/buckettest policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab internal/testnet/models e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor store/history ui/preview llm
 `)
 
 // importTable parses lines of a package, a colon and the packages that it may import.

@@ -157,7 +157,7 @@ func forged(t testing.TB, entries ...packed) []byte {
 	return buf.Bytes()
 }
 
-// TestForgedArchivesAreRefused: an archive that a capture cannot have written makes nothing outside of its directory.
+// TestForgedArchivesAreRefused: an archive that a capture cannot have written makes no file outside of its directory.
 func TestForgedArchivesAreRefused(t *testing.T) {
 	t.Parallel()
 	top := packed{Item: item{Mode: unix.S_IFDIR | 0o755}}
@@ -186,7 +186,7 @@ func TestForgedArchivesAreRefused(t *testing.T) {
 		"security attribute": {top, with(file, func(p *packed) { p.Item.Attrs = []attr{{"security.selinux", []byte("x")}} }), leave, last},
 		"body":               {top, with(file, func(p *packed) { p.Item.Body = "../../x" }), leave, last},
 		"owner":              {top, with(file, func(p *packed) { p.Item.UID = 100_000 }), leave, last},
-		"link to nothing":    {top, with(file, func(p *packed) { p.Link = 7 }), leave, last},
+		"link to no file":    {top, with(file, func(p *packed) { p.Link = 7 }), leave, last},
 		"leaves the top":     {top, leave, leave, last},
 		"ends inside":        {top, last},
 		"cut":                {top, file},
@@ -234,7 +234,7 @@ func TestUnarchiveIsBounded(t *testing.T) {
 	}
 }
 
-// FuzzUnarchive: whatever an archive contains, nothing appears beside its directory.
+// FuzzUnarchive: whatever an archive contains, no file appears beside its directory.
 func FuzzUnarchive(f *testing.F) {
 	f.Add(archived(f, richLayer(f)))
 	f.Add(forged(f, packed{Item: item{Mode: unix.S_IFDIR | 0o755}}, packed{Item: item{Name: "..", Mode: unix.S_IFDIR}}))

@@ -23,7 +23,7 @@ var ErrArchive = errors.New("the archive of the layer is damaged")
 // maxEntryBytes bounds one entry of an archive in memory: a name, and as many attributes as file systems keep.
 const maxEntryBytes = 4 << 20
 
-// Unarchive makes the layer of an archive in the directory to, which must not exist. It creates nothing outside of to, whatever the
+// Unarchive makes the layer of an archive in the directory to, which must not exist. All that it creates is in to, whatever the
 // archive contains: each name is one element, created in the directory that was opened for it. It refuses everything that a capture does
 // not write, such as devices and attributes by which overlayfs would look for a file elsewhere. When Unarchive fails, the caller removes to.
 func Unarchive(ctx context.Context, r io.Reader, to string, most Terms) (Report, error) {
@@ -169,7 +169,7 @@ func (u *unarchiver) all() error {
 	}
 }
 
-// end requires that the archive had a top, and that nothing follows.
+// end requires that the archive had a top and ends here.
 func (u *unarchiver) end() error {
 	if u.seen < 2 {
 		return fmt.Errorf("%w: it is empty", ErrArchive)

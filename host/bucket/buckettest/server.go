@@ -41,9 +41,10 @@ type Server struct {
 
 	Sent, Received atomic.Int64 // bytes of contents of all connections, to and from the server
 
-	ln     net.Listener
+	config *tls.Config
 	socket string
 	mu     sync.Mutex
+	lns    []net.Listener    // guarded by mu
 	conns  map[net.Conn]bool // guarded by mu
 	cut    atomic.Int64      // see CutAfter
 	closed bool              // guarded by mu
@@ -85,8 +86,8 @@ func StartOn(t testing.TB, dir string) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if s.ln != nil {
-			s.ln.Close()
+		for _, ln := range s.listeners() {
+			ln.Close()
 		}
 		s.CutAll()
 		cancel()
@@ -126,20 +127,35 @@ func (s *Server) listen(t testing.TB) {
 		t.Fatal(err)
 	}
 	s.CA = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	s.ln, err = tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}})
+	s.config = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Endpoint = s.ln.Addr().String()
+	s.Endpoint = s.ListenOn(ln)
+}
+
+// ListenOn also accepts clients from another listener on 127.0.0.1, such as one of another network namespace, and returns its address.
+func (s *Server) ListenOn(ln net.Listener) (endpoint string) {
+	s.mu.Lock()
+	s.lns = append(s.lns, ln)
+	s.mu.Unlock()
 	go func() {
 		for {
-			c, err := s.ln.Accept()
+			c, err := ln.Accept()
 			if err != nil {
 				return
 			}
-			go s.serve(c)
+			go s.serve(tls.Server(c, s.config))
 		}
 	}()
+	return ln.Addr().String()
+}
+
+func (s *Server) listeners() []net.Listener {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lns
 }
 
 // serve passes on one connection.
