@@ -191,7 +191,10 @@ func final(err error) bool {
 	if errors.Is(err, ErrDamaged) || errors.Is(err, ErrFull) || errors.Is(err, errLayerChanged) {
 		return true
 	}
-	return errors.As(err, &r) && r.StatusCode >= 400 && r.StatusCode < 500 && r.StatusCode != http.StatusRequestTimeout && r.StatusCode != http.StatusTooManyRequests && r.Code != "NoSuchUpload"
+	if !errors.As(err, &r) {
+		return false
+	}
+	return r.StatusCode == http.StatusInsufficientStorage || r.StatusCode >= 400 && r.StatusCode < 500 && r.StatusCode != http.StatusRequestTimeout && r.StatusCode != http.StatusTooManyRequests && r.Code != "NoSuchUpload"
 }
 
 // retry calls f until it succeeds, its error is final, or a number of attempts have failed.
