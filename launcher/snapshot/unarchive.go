@@ -27,32 +27,37 @@ const maxEntryBytes = 4 << 20
 // archive contains: each name is one element, created in the directory that was opened for it. It refuses everything that a capture does
 // not write, such as devices and attributes by which overlayfs would look for a file elsewhere. When Unarchive fails, the caller removes to.
 func Unarchive(ctx context.Context, r io.Reader, to string, most Terms) (Report, error) {
+	if err := unpack(ctx, r, to, most); err != nil {
+		return Report{}, err
+	}
+	report, err := measure(ctx, Tree(to))
+	return report, errors.Join(err, syncDisk(to))
+}
+
+// unpack does so without syncing the disk.
+func unpack(ctx context.Context, r io.Reader, to string, most Terms) error {
 	for _, dir := range []string{to, filepath.Join(to, bodiesDir)} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
-			return Report{}, err
+			return err
 		}
 	}
 	dst, err := os.Open(to)
 	if err != nil {
-		return Report{}, err
+		return err
 	}
 	defer dst.Close()
 	bodies, err := os.Open(filepath.Join(to, bodiesDir))
 	if err != nil {
-		return Report{}, err
+		return err
 	}
 	defer bodies.Close()
 	u := newUnarchiver(ctx, r, most)
 	u.assembly = assembly{dirs: []place{{dir: dst}}, bodies: bodies}
 	defer u.close()
 	if err := u.all(); err != nil {
-		return Report{}, err
+		return err
 	}
-	if err := files.RemoveTree(ctx, filepath.Join(to, bodiesDir)); err != nil {
-		return Report{}, err
-	}
-	report, err := measure(ctx, Tree(to))
-	return report, errors.Join(err, syncDisk(to))
+	return files.RemoveTree(ctx, filepath.Join(to, bodiesDir))
 }
 
 // unarchiver reads an archive.
