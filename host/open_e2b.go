@@ -101,20 +101,6 @@ func (p *parts) adminHosts() []string {
 	return append(slices.Clone(p.cfg.Admin.Hosts), p.cfg.E2B.APIHost(p.cfg.Ingress.Domain))
 }
 
-// stillValid reports whether the API key of a caller is valid now, and still has the caller's role and box. Users of the Unix socket who
-// need no key have no key that could end.
-func (h *Host) stillValid(c api.Caller) bool {
-	if c.Key == api.OperatorKey {
-		return true
-	}
-	for _, owner := range h.keys.Owners(c.Key) {
-		if found, ok := h.turn.findHash(owner.Hash); ok && found == c {
-			return true
-		}
-	}
-	return false
-}
-
 // sandboxPort is the port at which clients of E2B's SDK expect the API of a sandbox (envd).
 const sandboxPort = 49983
 

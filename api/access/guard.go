@@ -7,8 +7,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
-	"time"
 
 	"boxgate/api"
 	"boxgate/api/problem"
@@ -102,46 +100,28 @@ func keyOf(r *http.Request) (string, bool) {
 	return keys[0], true
 }
 
-// keyRecheck is the interval at which a long request checks that its key is still valid.
-const keyRecheck = time.Second
-
-// errKeyEnded ends a request whose key is no longer valid.
-var errKeyEnded = problem.Refuse(http.StatusUnauthorized, "the API key stopped working during the request")
-
 // WhileKeyWorks returns the request with a context that ends when its key is no longer valid or belongs to another
-// caller, so that streams do not outlive a revoked key. The caller must call end after the request.
+// caller, so that streams do not outlive a revoked key. Work that outlives the request ends then too ([Outlive]). The caller must call end
+// after the request.
 func (g *Guard) WhileKeyWorks(r *http.Request) (_ *http.Request, end func()) {
-	ctx, end := While(r.Context(), func() bool {
-		caller, ok := g.callerOf(r)
-		return ok && caller == api.CallerOf(r.Context())
-	})
+	ctx := r.Context()
+	caller, shown := api.CallerOf(ctx), (&http.Request{Header: keyFields(r.Header)}).WithContext(context.WithoutCancel(ctx))
+	ctx, end = While(WithCredential(ctx, func() bool {
+		now, ok := g.callerOf(shown)
+		return ok && now == caller
+	}))
 	return r.WithContext(ctx), end
 }
 
-// While returns a context that ends when valid, which it calls each second, returns false. The caller must call end.
-func While(ctx context.Context, valid func() bool) (_ context.Context, end func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	var mu sync.Mutex
-	var timer *time.Timer
-	mu.Lock()
-	defer mu.Unlock()
-	timer = time.AfterFunc(keyRecheck, func() {
-		if !valid() {
-			cancel(errKeyEnded)
-			return
+// keyFields returns the fields of a request that [Guard.callerOf] reads, for work that outlives it.
+func keyFields(all http.Header) http.Header {
+	fields := http.Header{}
+	for _, name := range []string{http.CanonicalHeaderKey(api.KeyHeader), "Authorization"} {
+		if values, ok := all[name]; ok {
+			fields[name] = values
 		}
-		mu.Lock()
-		defer mu.Unlock()
-		if ctx.Err() == nil {
-			timer.Reset(keyRecheck)
-		}
-	})
-	return ctx, func() {
-		cancel(nil)
-		mu.Lock()
-		defer mu.Unlock()
-		timer.Stop()
 	}
+	return fields
 }
 
 // sameOrigin reports whether a request comes from this origin or from no web page at all (Fetch standard, Sec-Fetch-Site

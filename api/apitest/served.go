@@ -55,7 +55,11 @@ func Serve(t testing.TB, host *Host, routes []rest.Route) *Served {
 			answers.Fail(w, r, problem.Refuse(http.StatusUnauthorized, "a valid API key is required"))
 			return
 		}
-		mux.ServeHTTP(w, r.WithContext(api.WithCaller(r.Context(), caller)))
+		ctx := access.WithCredential(api.WithCaller(r.Context(), caller), func() bool {
+			now, valid := host.FindKey(r.Header.Get(api.KeyHeader))
+			return valid && now == caller
+		})
+		mux.ServeHTTP(w, r.WithContext(ctx))
 	}))
 	t.Cleanup(s.Close)
 	t.Cleanup(host.End) // runs first, because a handler may wait for its command

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/capture"
 	"boxgate/api/history"
 	"boxgate/api/problem"
@@ -145,12 +146,14 @@ type result struct {
 }
 
 // start runs a command until it ends, its timeout passes or the run is cancelled. The command survives a disconnected
-// client: the connection may only have broken, and a client can cancel a run explicitly. cutShort is called when the command
-// is cut short; from then on, the writers must not block it for long.
+// client: the connection may only have broken, and a client can cancel a run explicitly. It ends with its API key. cutShort is called when
+// the command is cut short; from then on, the writers must not block it for long.
 func (e *Endpoints) start(ctx context.Context, c *command, stdout, stderr io.Writer, cutShort func()) <-chan result {
 	done, left := make(chan result, 1), ctx.Done()
+	running, end := access.Outlive(ctx)
 	go func() {
-		run, res, err := e.History.Do(context.WithoutCancel(ctx), c.box, c.job, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
+		defer end(nil)
+		run, res, err := e.History.Do(running, c.box, c.job, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
 			if c.started != nil {
 				c.started(run)
 			}

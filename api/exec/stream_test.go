@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/history"
 	"boxgate/api/strict"
 	"boxgate/policy"
@@ -94,7 +95,7 @@ func TestCancelledCommandDoesNotWaitForItsClient(t *testing.T) {
 	e := &Endpoints{Boxes: h, Host: h, History: history.New(nil), Bodies: strict.Bodies{Most: 1 << 20}}
 	waiting := make(chan struct{})
 	u := &unread{ResponseWriter: httptest.NewRecorder(), waits: sync.OnceFunc(func() { close(waiting) }), stuck: make(chan struct{})}
-	r := httptest.NewRequestWithContext(api.WithCaller(t.Context(), api.Caller{Role: api.RoleAdmin}), "POST", "/", strings.NewReader(`{"command":["yes"]}`))
+	r := httptest.NewRequestWithContext(access.WithCredential(api.WithCaller(t.Context(), api.Caller{Role: api.RoleAdmin}), func() bool { return true }), "POST", "/", strings.NewReader(`{"command":["yes"]}`))
 	r.SetPathValue("id", "box")
 	answered := make(chan struct{})
 	go func() {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
@@ -66,12 +67,14 @@ type result struct {
 	err error
 }
 
-// start runs the harness to its end. Like all runs, it survives a disconnected client.
+// start runs the harness to its end. Like all runs, it survives a disconnected client, and ends with its API key.
 func (e *Endpoints) start(ctx context.Context, j *job, to sink, started func(*history.Run)) <-chan result {
 	done := make(chan result, 1)
+	running, end := access.Outlive(ctx)
 	go func() {
+		defer end(nil)
 		what := history.Job{Type: history.Agent, Prompt: j.body.Prompt, Model: j.model, Timeout: j.timeout}
-		run, _, err := e.History.Do(context.WithoutCancel(ctx), j.box.ID, what, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
+		run, _, err := e.History.Do(running, j.box.ID, what, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
 			started(run)
 			return e.exec(ctx, j, run, to)
 		})

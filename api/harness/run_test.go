@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/history"
 	"boxgate/policy"
 )
@@ -88,7 +89,7 @@ func runHarness(t *testing.T, h *hostile, l *listener, files bool, cancelled tim
 		j.body.Files = []fileBody{{Data: "eA=="}}
 	}
 	ran := make(chan *history.Run, 1)
-	done := e.start(t.Context(), j, l, func(r *history.Run) { ran <- r })
+	done := e.start(access.WithCredential(t.Context(), func() bool { return true }), j, l, func(r *history.Run) { ran <- r })
 	if run := <-ran; cancelled > 0 {
 		time.Sleep(cancelled)
 		e.History.Cancel("box1", run.ID())

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/history"
 	"boxgate/api/schema"
 	"boxgate/policy"
@@ -45,7 +46,7 @@ func ask(t *testing.T, s *scripted, text string) ([]string, history.RunDetail, e
 	}
 	j.prepare("")
 	l := &listener{}
-	end := <-e.start(t.Context(), j, l, func(*history.Run) {})
+	end := <-e.start(access.WithCredential(t.Context(), func() bool { return true }), j, l, func(*history.Run) {})
 	view, _ := e.History.Find("box1", end.run.ID())
 	return l.events, view, end.err
 }

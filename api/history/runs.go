@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -171,6 +172,9 @@ func (h *History) Do(ctx context.Context, box policy.BoxID, job Job, work func(c
 		status, message = "failed", err.Error()
 	case errors.Is(err, ErrSkipped):
 		status, message = "skipped", err.Error()
+	case err != nil && isKeyEnded(cause):
+		err = cause
+		status, message = "cancelled", cause.Error()
 	case err != nil && ctx.Err() != nil:
 		status, message = "cancelled", "its session was closed"
 	case err != nil:
@@ -185,6 +189,12 @@ func (h *History) Do(ctx context.Context, box policy.BoxID, job Job, work func(c
 	}
 	h.finishRun(r, res, err, status, message)
 	return r, res, err
+}
+
+// isKeyEnded reports whether a run was killed because the API key that started it is no longer valid.
+func isKeyEnded(cause error) bool {
+	status, _ := problem.StatusOf(cause)
+	return cause != nil && status == http.StatusUnauthorized
 }
 
 // outOfMemory is the message of a run whose command was killed by the OOM killer.

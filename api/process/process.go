@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/problem"
 	"boxgate/api/session"
 	"boxgate/policy"
@@ -24,21 +25,12 @@ type Sessions interface {
 	Run(ctx context.Context, box policy.BoxID, d session.Direct) (api.ExecResult, error)
 }
 
-// Config configures [New]. All fields are required.
-type Config struct {
-	Sessions Sessions
-	// Valid reports whether an API key may still use a box. It is called each second for every key that has
-	// processes running in a box.
-	Valid func(ctx context.Context, key api.Caller, box policy.BoxID) bool
-}
-
 // Service keeps processes. Create it with [New]. Safe for concurrent use.
 type Service struct {
-	cfg Config
+	sessions Sessions
 
-	mu       sync.Mutex
-	boxes    map[policy.BoxID]*table
-	watching bool // watch runs, as long as there are processes
+	mu    sync.Mutex
+	boxes map[policy.BoxID]*table
 }
 
 // table is the processes of one box.
@@ -48,7 +40,7 @@ type table struct {
 }
 
 // New makes a service without processes.
-func New(cfg Config) *Service { return &Service{cfg: cfg, boxes: map[policy.BoxID]*table{}} }
+func New(s Sessions) *Service { return &Service{sessions: s, boxes: map[policy.BoxID]*table{}} }
 
 // Request is a process to start.
 type Request struct {
@@ -103,11 +95,8 @@ func errTimedOut(after time.Duration) error {
 	return api.Errorf(context.DeadlineExceeded, "the command was killed after its timeout of %v", after)
 }
 
-// ErrKeyEnded ends the processes of an API key that may no longer use the box.
-var ErrKeyEnded = problem.Refuse(401, "the API key that started the command may no longer use the box")
-
 // Start starts a process. The returned output has everything that it writes; close it. The process ends with ctx only until Start has
-// returned.
+// returned, and then with the credential of ctx ([access.Outlive]).
 func (s *Service) Start(ctx context.Context, box policy.BoxID, req Request) (*Process, *Output, error) {
 	if len(req.Tag) > MaxTag || !utf8.ValidString(req.Tag) {
 		return nil, nil, problem.Invalid("/tag", "must be text of at most %d bytes", MaxTag)
@@ -120,7 +109,7 @@ func (s *Service) Start(ctx context.Context, box policy.BoxID, req Request) (*Pr
 		return nil, nil, err
 	}
 	var running context.Context
-	running, p.kill = context.WithCancelCause(context.WithoutCancel(ctx))
+	running, p.kill = access.Outlive(ctx)
 	context.AfterFunc(running, p.out.drop)
 	started := make(chan struct{})
 	go s.run(running, p, started)
@@ -148,7 +137,7 @@ func (s *Service) run(ctx context.Context, p *Process, started chan struct{}) {
 		timer := time.AfterFunc(after, func() { p.kill(errTimedOut(after)) })
 		defer timer.Stop()
 	}
-	res, err := s.cfg.Sessions.Run(ctx, p.box, session.Direct{
+	res, err := s.sessions.Run(ctx, p.box, session.Direct{
 		Request: p.request.SessionRequest, Prompt: p.request.Prompt, Timeout: p.request.Timeout, In: p.in, Out: p.out.stream(Stdout), Err: p.out.stream(Stderr),
 		Started: func(proc api.Session, run string) {
 			p.proc, p.pid, p.run = proc, proc.Pid(), run
@@ -172,44 +161,6 @@ func (s *Service) run(ctx context.Context, p *Process, started chan struct{}) {
 	p.kill(nil)
 }
 
-// validTime is the interval of the checks whether the keys of processes may still use their boxes.
-const validTime = time.Second
-
-// use is the use of a box by an API key.
-type use struct {
-	key api.Caller
-	box policy.BoxID
-}
-
-// watch kills the processes of keys that may no longer use their boxes, until no process runs.
-func (s *Service) watch(ctx context.Context) {
-	tick := time.NewTicker(validTime)
-	defer tick.Stop()
-	for range tick.C {
-		uses := map[use][]*Process{}
-		s.mu.Lock()
-		for box, t := range s.boxes {
-			for _, p := range t.running {
-				u := use{p.starter, box}
-				uses[u] = append(uses[u], p)
-			}
-		}
-		if s.watching = len(uses) > 0; !s.watching {
-			s.mu.Unlock()
-			return
-		}
-		s.mu.Unlock()
-		for u, list := range uses {
-			if s.cfg.Valid(ctx, u.key, u.box) {
-				continue
-			}
-			for _, p := range list {
-				p.kill(ErrKeyEnded)
-			}
-		}
-	}
-}
-
 func (s *Service) add(p *Process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,10 +170,6 @@ func (s *Service) add(p *Process) {
 		s.boxes[p.box] = t
 	}
 	t.running = append(t.running, p)
-	if !s.watching {
-		s.watching = true
-		go s.watch(context.Background())
-	}
 	// An earlier process with the same ID or tag must not be taken for it.
 	t.ended = slices.DeleteFunc(t.ended, func(e *Process) bool { return e.pid == p.pid || p.tag != "" && e.tag == p.tag })
 }

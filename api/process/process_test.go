@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/session"
 	"boxgate/policy"
 	"boxgate/quota"
@@ -81,14 +82,17 @@ func echo(_ context.Context, c *command) int {
 	return 0
 }
 
-func service(p program) *Service {
-	return New(Config{Sessions: &sessions{program: p}, Valid: func(context.Context, api.Caller, policy.BoxID) bool { return true }})
+func service(p program) *Service { return New(&sessions{program: p}) }
+
+// admitted returns the context of a call whose credential does not end.
+func admitted(t *testing.T) context.Context {
+	return access.WithCredential(t.Context(), func() bool { return true })
 }
 
 func start(t *testing.T, s *Service, req Request) (*Process, *Output) {
 	t.Helper()
 	req.Command = []string{"x"}
-	p, out, err := s.Start(t.Context(), "b", req)
+	p, out, err := s.Start(admitted(t), "b", req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,9 +131,8 @@ func all(t *testing.T, out *Output) string {
 func TestProcess(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(2 * validTime) // until the checks of keys have ended
 		s := service(echo)
-		ctx, end := context.WithCancel(t.Context())
+		ctx, end := context.WithCancel(admitted(t))
 		p, first, err := s.Start(ctx, "b", Request{SessionRequest: api.SessionRequest{Command: []string{"cat"}}, Tag: "mine", Input: true})
 		if err != nil {
 			t.Fatal(err)
@@ -184,10 +187,7 @@ func TestProcess(t *testing.T) {
 func TestEndOfProcesses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(2 * validTime) // until the checks of keys have ended
-		var revoked atomic.Bool
 		s := service(until)
-		s.cfg.Valid = func(context.Context, api.Caller, policy.BoxID) bool { return !revoked.Load() }
 		defer func() {
 			for _, p := range s.List("b") { // if the test has failed
 				p.kill(errors.New("the test has ended"))
@@ -221,16 +221,26 @@ func TestEndOfProcesses(t *testing.T) {
 		if err := p.Signal("KILL"); !errors.Is(err, api.ErrNotFound) {
 			t.Error(err)
 		}
-		p, _ = start(t, s, Request{})
+		var revoked atomic.Bool
+		p, out, err := s.Start(access.WithCredential(t.Context(), func() bool { return !revoked.Load() }), "b", Request{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out.Close()
 		revoked.Store(true)
 		begun = time.Now()
-		if e := exit(p); !errors.Is(e.Err, ErrKeyEnded) || time.Since(begun) > 2*validTime {
+		if e := exit(p); !errors.Is(e.Err, access.ErrKeyEnded) || time.Since(begun) > 2*time.Second {
 			t.Errorf("%+v after %v", e, time.Since(begun))
+		}
+		if p, _, err = s.Start(t.Context(), "b", Request{}); err == nil {
+			if e := exit(p); !errors.Is(e.Err, access.ErrKeyEnded) {
+				t.Errorf("without a credential: %+v", e)
+			}
 		}
 		ctx, end := context.WithCancel(t.Context())
 		end()
-		s.cfg.Sessions = &sessions{fail: api.ErrNotStarted}
-		if _, _, err := s.Start(t.Context(), "b", Request{}); !errors.Is(err, api.ErrUnavailable) {
+		s.sessions = &sessions{fail: api.ErrNotStarted}
+		if _, _, err := s.Start(admitted(t), "b", Request{}); !errors.Is(err, api.ErrUnavailable) {
 			t.Error(err)
 		}
 		if _, _, err := s.Start(ctx, "b", Request{Tag: strings.Repeat("x", MaxTag+1)}); err == nil {
@@ -243,7 +253,6 @@ func TestEndOfProcesses(t *testing.T) {
 func TestInput(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(2 * validTime) // until the checks of keys have ended
 		read := make(chan struct{})
 		s := service(func(ctx context.Context, c *command) int {
 			<-read
@@ -282,7 +291,6 @@ func TestInput(t *testing.T) {
 func TestAttackRevokedKeyReadsOn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(2 * validTime) // until the checks of keys have ended
 		flood := func(ctx context.Context, c *command) int {
 			for ctx.Err() == nil {
 				_, _ = c.out.Write(make([]byte, chunkSize))
@@ -298,12 +306,12 @@ func TestAttackRevokedKeyReadsOn(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		revoke(ErrKeyEnded)
-		if chunk, err := out.Next(ctx); !errors.Is(err, ErrKeyEnded) {
+		revoke(access.ErrKeyEnded)
+		if chunk, err := out.Next(ctx); !errors.Is(err, access.ErrKeyEnded) {
 			t.Errorf("%d bytes, %v", len(chunk.Data), err)
 		}
 		for range 100 { // the order of ready cases is random
-			if err := p.Write(ctx, []byte("x")); !errors.Is(err, ErrKeyEnded) {
+			if err := p.Write(ctx, []byte("x")); !errors.Is(err, access.ErrKeyEnded) {
 				t.Fatal("input: ", err)
 			}
 		}
@@ -315,7 +323,6 @@ func TestAttackRevokedKeyReadsOn(t *testing.T) {
 func TestAttackSlowReader(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(2 * validTime) // until the checks of keys have ended
 		var written atomic.Int64
 		flood := func(ctx context.Context, c *command) int {
 			for range 1000 {
@@ -372,7 +379,6 @@ func TestAttackSlowReader(t *testing.T) {
 func TestMemoryOfReaders(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(2 * validTime) // until the checks of keys have ended
 		var limits quota.Limits
 		limits[quota.Memory] = 2 * readerCost
 		scope, end := quota.New(quota.Config{Defaults: limits}).Open(quota.Holder{Type: quota.APIKey, ID: "key_1"})
@@ -403,7 +409,6 @@ func TestMemoryOfReaders(t *testing.T) {
 func TestAttackEndedProcesses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(2 * validTime) // until the checks of keys have ended
 		s := service(func(context.Context, *command) int { return 0 })
 		for range 3 * maxEnded {
 			p, out := start(t, s, Request{})

@@ -22,6 +22,8 @@ type Use struct {
 	Box    policy.BoxID
 	Remote string // address of the client, after the name of the protocol
 	What   string // for the audit trail, such as "ssh command"
+	// Valid reports whether the caller's credential is still valid. The work ends when it is not; nil: immediately.
+	Valid func() bool
 }
 
 // entry returns a trail entry with the source of a use.
@@ -49,7 +51,8 @@ func (a *API) permitUse(ctx context.Context, box policy.BoxID) (*http.Request, e
 // command among them, and the audit trail, which has an entry before the work begins and one when it has ended. The context of work
 // has the caller. The map that work returns is added to the trail and must contain no secrets; it may be nil.
 func (a *API) Perform(ctx context.Context, u Use, work func(context.Context) (forTrail map[string]any, err error)) error {
-	ctx = api.WithCaller(ctx, u.Caller)
+	ctx, end := access.While(access.WithCredential(api.WithCaller(ctx, u.Caller), u.Valid))
+	defer end()
 	entry := u.entry()
 	ctx, leave, err := a.enterUse(ctx, u)
 	if err != nil {

@@ -31,7 +31,7 @@ func TestWorkOfOtherProtocols(t *testing.T) {
 	box := policy.BoxID(f.create(t, `{}`))
 	own := api.Caller{Key: "key_1", Name: "own", Role: api.RoleBox, Box: box}
 	use := func(c api.Caller, to policy.BoxID) Use {
-		return Use{Caller: c, Box: to, Remote: "ssh, 192.0.2.7", What: "ssh command"}
+		return Use{Caller: c, Box: to, Remote: "ssh, 192.0.2.7", What: "ssh command", Valid: func() bool { return true }}
 	}
 	never := func(context.Context) (map[string]any, error) {
 		t.Error("it ran")

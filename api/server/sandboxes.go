@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"net/http"
 	"time"
 
@@ -14,11 +13,6 @@ import (
 	"boxgate/audit/trail"
 	"boxgate/policy"
 )
-
-// keyValid reports whether an API key may still use a box.
-func (a *API) keyValid(ctx context.Context, key api.Caller, box policy.BoxID) bool {
-	return (a.StillValid == nil || a.StillValid(key)) && a.MayUse(ctx, key, box)
-}
 
 // gate admits calls with the credential of one box, each as the endpoint of the API that does the same. It implements [envd.Gate].
 type gate struct{ api *API }
@@ -51,7 +45,7 @@ func (g gate) Begin(r *http.Request, c envd.Call) (_ *http.Request, end func(err
 		}
 		r = r.WithContext(ctx)
 	}
-	ctx, stop := access.While(r.Context(), c.Valid)
+	ctx, stop := access.While(access.WithCredential(r.Context(), c.Valid))
 	return r.WithContext(ctx), func(err error) { stop(); record(err); leave() }, nil
 }
 

@@ -24,8 +24,7 @@ import (
 // TestProcessesOfTheAPI: a process is started, listed, read, fed and ended by calls of several keys, and ends with its own key.
 func TestProcessesOfTheAPI(t *testing.T) {
 	t.Parallel()
-	var revoked atomic.Bool
-	f := serve(t, func(c *Config) { c.StillValid = func(k api.Caller) bool { return k.Name != "ci" || !revoked.Load() } })
+	f := serve(t)
 	id := f.create(t, `{}`)
 	at := "/v2/box/" + id + "/processes"
 	ci := apitest.With(f.key(t, `{"name":"ci","role":"one-box","box":"`+id+`"}`))
@@ -97,7 +96,9 @@ func TestProcessesOfTheAPI(t *testing.T) {
 		t.Error(got.Status, got.Text)
 	}
 	lines = f.stream(t, pid+"/output", "", func(r *http.Request) { r.Method = "GET" })
-	revoked.Store(true)
+	if got := f.Call(t, "DELETE", "/v2/api-keys/ci", ""); got.StatusCode != 200 {
+		t.Fatal(got.Status, got.Text)
+	}
 	var end bytes.Buffer
 	_, _ = end.ReadFrom(lines.Body)
 	if !strings.Contains(end.String(), "API key") {

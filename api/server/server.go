@@ -92,9 +92,6 @@ type Config struct {
 	History *history.History
 	// FindKey returns the caller that a valid key belongs to. It must take the same time for every invalid key.
 	FindKey access.Finder
-	// StillValid reports whether the API key of a caller is valid now and still has the role of the caller. It is called each second for
-	// each process that the key has started. nil: all keys are, for tests.
-	StillValid func(api.Caller) bool
 	// Peer returns the user of a request over the Unix socket. nil: users are not told apart, and all need a key.
 	Peer access.PeerFinder
 	// Trail receives changes and refusals. nil: no audit trail, for tests.
@@ -197,7 +194,7 @@ func New(cfg Config) (_ *API, err error) {
 	a.answers.Broken = a.logBroken
 	a.stop = sync.OnceFunc(func() { close(a.stopping) })
 	a.sessions = session.New(cfg.Boxes, cfg.Sessions, cfg.History, a.bodies())
-	a.running = process.New(process.Config{Sessions: a.sessions, Valid: a.keyValid})
+	a.running = process.New(a.sessions)
 	a.addRoutes()
 	a.dialect, err = newDialect(a)
 	return a, err

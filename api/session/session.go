@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
@@ -111,13 +112,14 @@ type session struct {
 	reconnectTimer *time.Timer // kills the command unless the client reconnects; nil while connected
 }
 
-// newSession creates a session and starts its command in the background. The session ends with the command, not with ctx.
+// newSession creates a session and starts its command in the background. The session ends with the command and with the credential of ctx,
+// not with ctx.
 func (e *Endpoints) newSession(ctx context.Context, box api.Box, f *fromClient, release func()) (*session, error) {
 	req, prompt, err := f.request(box)
 	if err != nil {
 		return nil, err
 	}
-	ctx, kill := context.WithCancelCause(context.WithoutCancel(ctx))
+	ctx, kill := access.Outlive(ctx)
 	s := &session{
 		box: box.ID, reattach: f.Reattach, acks: f.Reattach || f.AckInput, out: newOutbox(), kill: kill,
 		started: make(chan struct{}), done: make(chan struct{}),
@@ -147,6 +149,9 @@ func (e *Endpoints) runCommand(ctx context.Context, s *session, req api.SessionR
 		s.runPending()
 		return proc.Wait(discardOnDone(ctx, s.out))
 	})
+	if cause := context.Cause(ctx); s.err != nil && keyEnded(cause) {
+		s.err = cause
+	}
 	s.in.discard()
 	s.out.close()
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/coder/websocket"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/history"
 	"boxgate/api/strict"
 	"boxgate/policy"
@@ -96,7 +97,7 @@ func withServer(t *testing.T, h *host, test func(c *client)) {
 		e := New(h, h, history.New(nil), strict.Bodies{Most: 1 << 20})
 		p := &pipes{make(chan net.Conn), make(chan struct{})}
 		server := &http.Server{Handler: mux(e), BaseContext: func(net.Listener) context.Context {
-			return api.WithCaller(context.Background(), api.Caller{Role: api.RoleAdmin})
+			return access.WithCredential(api.WithCaller(context.Background(), api.Caller{Role: api.RoleAdmin}), func() bool { return true })
 		}}
 		served := make(chan struct{})
 		go func() { defer close(served); _ = server.Serve(p) }()

@@ -190,7 +190,7 @@ func (l *login) perform(ctx context.Context, what string, work func(context.Cont
 	}
 	defer leave()
 	l.mu.Lock()
-	use := server.Use{Caller: l.caller, Box: l.box, Remote: "ssh, " + l.remote, What: "ssh " + what}
+	use := server.Use{Caller: l.caller, Box: l.box, Remote: "ssh, " + l.remote, What: "ssh " + what, Valid: l.Valid}
 	l.mu.Unlock()
 	return l.gate.cfg.API.Perform(ctx, use, work)
 }

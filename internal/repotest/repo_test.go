@@ -141,14 +141,14 @@ api/egress: policy audit api api/apitest api/problem api/rest api/stream api/str
 api/har: policy audit api api/apitest api/problem api/rest api/stream api/strict internal/buildinfo internal/memory proxy/har quota
 api/e2b: policy policy/dialect api api/apitest api/boxes api/lifecycle api/problem api/rest api/rules api/snapshots api/strict quota
 api/e2b/token: policy api
-api/e2b/envd: policy api api/apitest api/e2b/token api/files api/history api/problem api/process api/rest api/session api/spec api/strict internal/required quota
-api/process: policy api api/problem api/rest api/session api/spec api/stream api/strict quota
+api/e2b/envd: policy api api/access api/apitest api/e2b/token api/files api/history api/problem api/process api/rest api/session api/spec api/strict internal/required quota
+api/process: policy api api/access api/problem api/rest api/session api/spec api/stream api/strict quota
 api/doctor: policy api api/apitest api/problem api/rest api/strict doctor
-api/exec: policy audit api api/capture api/history api/problem api/rest api/spec api/stream api/strict
+api/exec: policy audit api api/access api/capture api/history api/problem api/rest api/spec api/stream api/strict
 api/files: policy api api/apitest api/capture api/problem api/rest api/stream api/strict
 api/gateway: policy api internal/buildinfo api/problem api/rest api/strict
 api/git: policy api api/capture api/history api/problem api/rest api/spec api/strict
-api/harness: policy agents api api/history api/problem api/rest api/schema api/stream api/strict quota llm
+api/harness: policy agents api api/access api/history api/problem api/rest api/schema api/stream api/strict quota llm
 api/history: policy api api/problem api/stream quota llm
 api/keys: policy api api/problem api/rest api/strict quota internal/lazyregexp llm api/spec
 api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
@@ -159,7 +159,7 @@ api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/cha
 api/server: policy llm rule/header audit api api/e2b api/e2b/envd api/e2b/token api/process api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/schema:
-api/session: policy api api/history api/problem api/rest api/spec api/strict quota
+api/session: policy api api/access api/history api/problem api/rest api/spec api/strict quota
 api/session/client: api
 api/settings: policy agents api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict llm rule/header
 api/snapshots: policy api api/history api/problem api/rest api/strict

@@ -146,17 +146,17 @@ func (e *Endpoints) ServeBox(w http.ResponseWriter, r *http.Request, id string) 
 	}
 	err = errors.New("it panicked")
 	defer func() { end(err) }()
-	err = e.serve(w, begun, box, call.Valid)
+	err = e.serve(w, begun, box)
 }
 
 // serve serves an admitted request, and returns the error that it was answered with.
-func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request, box api.Box, valid func() bool) error {
+func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request, box api.Box) error {
 	if box.PausedAtEnd && !box.AutoResume { // only a call of connect resumes it
 		gone(w, string(box.ID))
 		return api.Errorf(api.ErrConflict, "sandbox %s was paused at its end", box.ID)
 	}
 	if rpc, ok := e.rpcs[r.URL.Path]; ok {
-		return e.serveRPC(w, r, box, valid, rpc)
+		return e.serveRPC(w, r, box, rpc)
 	}
 	err := e.serveREST(w, r, box)
 	if err != nil {

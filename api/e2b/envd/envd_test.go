@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/apitest"
 	"boxgate/api/e2b/token"
 	"boxgate/api/files"
@@ -71,7 +72,7 @@ func newWorld(t testing.TB) *world {
 	sessions := session.New(w.host, w.host, history.New(nil), strict.Bodies{Most: 1 << 20})
 	e, err := New(Config{
 		Gate: w, Tokens: w, Boxes: w.host, Files: w, Watcher: w, Bodies: strict.Bodies{Most: 1 << 20}, Log: zap.NewNop(),
-		Processes: process.New(process.Config{Sessions: sessions, Valid: func(context.Context, api.Caller, policy.BoxID) bool { return !w.revoked.Load() }}),
+		Processes: process.New(sessions),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +92,7 @@ func (w *world) Begin(r *http.Request, c Call) (*http.Request, func(error), erro
 	if w.refuse != nil {
 		return nil, nil, w.refuse
 	}
-	ctx, leave := api.WithCaller(r.Context(), c.Caller), func() {}
+	ctx, leave := access.WithCredential(api.WithCaller(r.Context(), c.Caller), c.Valid), func() {}
 	if w.scopes != nil {
 		var scope *quota.Scope
 		scope, leave = w.scopes.Open(quota.Holder{Type: quota.APIKey, ID: c.Caller.Key})

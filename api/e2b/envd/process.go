@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/problem"
 	"boxgate/api/process"
 	"boxgate/api/spec"
@@ -266,7 +267,7 @@ var signals = map[string]string{"KILL": "signal: killed", "TERM": "signal: termi
 
 // sendEnd sends the result of a process.
 func sendEnd(exit process.Exit, send func(*eventResponse) error) error {
-	if errors.Is(exit.Err, process.ErrKeyEnded) {
+	if errors.Is(exit.Err, access.ErrKeyEnded) {
 		return exit.Err
 	}
 	end := &endEvent{ExitCode: exit.Code, Exited: true, Status: fmt.Sprintf("exit status %d", exit.Code)}

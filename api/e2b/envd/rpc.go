@@ -32,21 +32,20 @@ type call struct {
 	box       api.Box
 	user      string // of boxgate's own API
 	header    http.Header
-	valid     func() bool // whether the credential is still valid
-	err       error       // of the call, before its translation
+	err       error // of the call, before its translation
 }
 
 type callKey struct{}
 
 // serveRPC serves a procedure, and returns the error that it was answered with.
-func (e *Endpoints) serveRPC(w http.ResponseWriter, r *http.Request, box api.Box, valid func() bool, p rpc) error {
+func (e *Endpoints) serveRPC(w http.ResponseWriter, r *http.Request, box api.Box, p rpc) error {
 	media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil || media != "application/json" && media != "application/connect+json" {
 		err = problem.Refuse(http.StatusUnsupportedMediaType, "the procedures of a sandbox are served as JSON of the Connect protocol")
 		writeRPCError(w, r, http.StatusUnsupportedMediaType, err.Error())
 		return err
 	}
-	c := &call{endpoints: e, box: box, header: r.Header, valid: valid}
+	c := &call{endpoints: e, box: box, header: r.Header}
 	if c.user, err = basicUser(r, box); err == nil {
 		err = e.claim(r)
 	}

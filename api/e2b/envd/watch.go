@@ -4,13 +4,13 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"net/http"
 	"path"
 	"strings"
 	"sync"
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/files"
 	"boxgate/api/problem"
 	"boxgate/policy"
@@ -190,10 +190,11 @@ func (e *Endpoints) createWatcher(ctx context.Context, c *call, m *watchRequest)
 	if err := quota.ScopeOf(ctx).Acquire(quota.Memory, watcherCost); err != nil {
 		return nil, err
 	}
-	long, release := outlive(ctx)
-	run, end := context.WithCancelCause(long)
+	release := quota.ScopeOf(ctx).Extend()
+	run, end := access.Outlive(ctx)
 	w.end = end
 	if err := e.watchers.add(c.box.ID, id, w); err != nil {
+		end(err)
 		release()
 		return nil, err
 	}
@@ -211,7 +212,6 @@ func (e *Endpoints) createWatcher(ctx context.Context, c *call, m *watchRequest)
 		w.fail(err)
 		<-run.Done() // clients learn the error from their next poll
 	}()
-	go c.endWithKey(run, end)
 	select {
 	case <-begun:
 		return &watcherName{id}, nil
@@ -222,31 +222,6 @@ func (e *Endpoints) createWatcher(ctx context.Context, c *call, m *watchRequest)
 		end(context.Cause(ctx))
 		return nil, context.Cause(ctx)
 	}
-}
-
-// validTime is the interval of the checks whether the credential of a watcher is still valid.
-const validTime = time.Second
-
-// endWithKey ends work that outlives its call when the credential of that is no longer valid.
-func (c *call) endWithKey(ctx context.Context, end context.CancelCauseFunc) {
-	tick := time.NewTicker(validTime)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		if !c.valid() {
-			end(problem.Refuse(http.StatusUnauthorized, "the access token is no longer valid"))
-		}
-	}
-}
-
-// outlive returns a context for work that outlives a call, whose memory is charged to its quota until release is called.
-func outlive(ctx context.Context) (_ context.Context, release func()) {
-	scope := quota.ScopeOf(ctx)
-	return context.WithoutCancel(ctx), scope.Extend()
 }
 
 func (ws *watchers) add(box policy.BoxID, id string, w *watcher) error {
