@@ -2,7 +2,6 @@ package e2b
 
 import (
 	"encoding/json"
-	"slices"
 	"strings"
 	"time"
 
@@ -186,22 +185,4 @@ func networkOf(policy json.RawMessage, headers map[string][]string) (network map
 	var mode struct{ Mode string }
 	_ = json.Unmarshal(policy, &mode)
 	return network, mode.Mode != "deny-all"
-}
-
-// byStart orders boxes by their start, then by their ID; newest first if desc is set.
-func byStart(list []box, desc bool) {
-	slices.SortFunc(list, func(a, b box) int {
-		order := compareStart(a, b)
-		if desc {
-			order = -order
-		}
-		return order
-	})
-}
-
-func compareStart(a, b box) int {
-	if a.CreatedAt != b.CreatedAt {
-		return int(max(-1, min(1, a.CreatedAt-b.CreatedAt)))
-	}
-	return strings.Compare(a.ID, b.ID)
 }

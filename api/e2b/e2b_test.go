@@ -338,6 +338,13 @@ func TestList(t *testing.T) {
 	if !slices.Equal(seen, []string{"d b", "a"}) {
 		t.Errorf("pages %q", seen)
 	}
+	_, _, header := call(e, "GET", "/v2/sandboxes?limit=1", "") // ends at d
+	for order, want := range map[string]string{"": "b a", "&order=asc": ""} {
+		fewer, _ := endpoints(t, map[string]string{"GET /v2/box": `[{"id":"a","status":"idle","created_at":100},{"id":"b","status":"paused","created_at":200}]`})
+		if _, text, _ := call(fewer, "GET", "/v2/sandboxes?nextToken="+header.Get(nextHeader)+order, ""); idsOf(t, text) != want {
+			t.Errorf("after an item that is gone%s: %s", order, text)
+		}
+	}
 	for _, query := range []string{"?state=dead", "?limit=0", "?limit=1001", "?nextToken=%25", "?order=up", "?startedAfter=now", "?owner=me", "?limit=1&limit=2", "?metadata=%3B"} {
 		if status, text, _ := call(e, "GET", "/v2/sandboxes"+query, ""); status != 400 {
 			t.Errorf("%s: %d %s", query, status, text)

@@ -276,7 +276,7 @@ func (e *Endpoints) listSecrets(w http.ResponseWriter, r *http.Request) (int, an
 	if err != nil {
 		return 0, nil, err
 	}
-	return http.StatusOK, cut(w, list, p, func(s secretView) string { return s.SecretID }), nil
+	return http.StatusOK, cut(w, list, p, false, func(s secretView) string { return s.SecretID }), nil
 }
 
 func (e *Endpoints) getSecret(_ http.ResponseWriter, r *http.Request) (int, any, error) {

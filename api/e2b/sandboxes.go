@@ -2,6 +2,7 @@ package e2b
 
 import (
 	"encoding/base64"
+	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
@@ -239,10 +240,10 @@ const (
 	maxPage     = 1000
 )
 
-// page selects a part of a list. Items have unique keys, in order.
+// page selects a part of a list, whose items have unique places.
 type page struct {
 	limit int
-	after string // key of the last item of the previous page; "": the first page
+	after string // place of the last item of the previous page; "": the first page
 }
 
 // pageOf reads the page of a request.
@@ -263,21 +264,26 @@ func pageOf(q url.Values) (p page, err error) {
 // nextHeader names the next page of a list.
 const nextHeader = "X-Next-Token"
 
-// cut returns the page of a list, and announces the next one. A list whose last seen item is gone ends.
-func cut[T any](w http.ResponseWriter, list []T, p page, key func(T) string) []T {
+// cut orders a list by the places of its items, downwards if desc is set, and returns its page and announces the next one. The previous
+// page ends at a place, whose item may be gone: the items beyond it follow.
+func cut[T any](w http.ResponseWriter, list []T, p page, desc bool, place func(T) string) []T {
+	order := strings.Compare
+	if desc {
+		order = func(a, b string) int { return strings.Compare(b, a) }
+	}
+	slices.SortFunc(list, func(a, b T) int { return order(place(a), place(b)) })
 	if p.after != "" {
-		i := slices.IndexFunc(list, func(t T) bool { return key(t) == p.after })
-		if i < 0 {
-			return []T{}
-		}
-		list = list[i+1:]
+		list = slices.DeleteFunc(list, func(t T) bool { return order(place(t), p.after) <= 0 })
 	}
 	if len(list) > p.limit {
 		list = list[:p.limit]
-		w.Header().Set(nextHeader, base64.RawURLEncoding.EncodeToString([]byte(key(list[p.limit-1]))))
+		w.Header().Set(nextHeader, base64.RawURLEncoding.EncodeToString([]byte(place(list[p.limit-1]))))
 	}
 	return list
 }
+
+// placeOf returns the place of an item in a list by time, in seconds of Unix time, and then by ID.
+func placeOf(at int64, id string) string { return fmt.Sprintf("%020d %s", max(0, at), id) }
 
 // list lists the sandboxes that the key sees.
 func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (int, any, error) {
@@ -305,10 +311,10 @@ func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (int, any, erro
 	}
 	w.Header().Set("X-Total-Running", strconv.Itoa(active))
 	all = slices.DeleteFunc(all, func(b box) bool { return !chosen.has(b) })
-	byStart(all, q.Get("order") != "asc")
-	if strings.HasPrefix(r.URL.Path, "/v2/") {
-		all = cut(w, all, p, func(b box) string { return b.ID })
+	if !strings.HasPrefix(r.URL.Path, "/v2/") {
+		p = page{limit: len(all)}
 	}
+	all = cut(w, all, p, q.Get("order") != "asc", func(b box) string { return placeOf(b.CreatedAt, b.ID) })
 	views := []listedView{}
 	for _, b := range all {
 		views = append(views, e.listed(b))

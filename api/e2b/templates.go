@@ -205,9 +205,8 @@ func (e *Endpoints) listSnapshots(w http.ResponseWriter, r *http.Request) (int, 
 	list = slices.DeleteFunc(list, func(s snapshotInfo) bool {
 		return s.Status == snapshotError || q.Get("name") != "" && s.Name != q.Get("name")
 	})
-	slices.Reverse(list)
 	views := []snapshotView{}
-	for _, s := range cut(w, list, p, func(s snapshotInfo) string { return s.ID }) {
+	for _, s := range cut(w, list, p, true, func(s snapshotInfo) string { return placeOf(s.CreatedAt, s.ID) }) {
 		views = append(views, viewSnapshot(s))
 	}
 	return http.StatusOK, views, nil
@@ -338,7 +337,7 @@ func (e *Endpoints) listTemplates(w http.ResponseWriter, r *http.Request) (int, 
 			views = append(views, e.viewTemplate(template{snapshot: s}))
 		}
 	}
-	return http.StatusOK, cut(w, views, p, func(v templateView) string { return v.TemplateID }), nil
+	return http.StatusOK, cut(w, views, p, false, func(v templateView) string { return placeOf(v.CreatedAt.Unix(), v.TemplateID) }), nil
 }
 
 // getTemplate shows a template with its only build.
