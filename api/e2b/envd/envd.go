@@ -56,6 +56,8 @@ type Tokens interface {
 	Check(ctx context.Context, box policy.BoxID, token string) (token.Access, bool)
 	CheckSignature(ctx context.Context, box policy.BoxID, s token.Signed, now time.Time) (token.Access, bool)
 	Valid(ctx context.Context, a token.Access) bool
+	// Made reports whether a valid API key has made this token for a box, which need not exist.
+	Made(box policy.BoxID, token string) bool
 }
 
 // Config configures [New]. All fields but Watcher are required.
@@ -122,7 +124,7 @@ func (e *Endpoints) ServeBox(w http.ResponseWriter, r *http.Request, id string) 
 	}
 	box, err := e.cfg.Boxes.Box(r.Context(), id)
 	if errors.Is(err, api.ErrNotFound) || err == nil && string(box.ID) != id {
-		gone(w, id)
+		e.refuseUnknown(w, r, name, id)
 		return
 	}
 	if err != nil {
@@ -185,16 +187,42 @@ func (e *Endpoints) routeOf(r *http.Request) (route, name string, ok bool) {
 	return route, name, ok
 }
 
+// refuseUnknown answers a request for a box that does not exist. Only clients with a token for its ID learn that: others get the same answer
+// as from a box that does, since they could otherwise find out which boxes there are.
+func (e *Endpoints) refuseUnknown(w http.ResponseWriter, r *http.Request, name, id string) {
+	if shown := r.Header.Values(tokenHeader); len(shown) == 1 && e.cfg.Tokens.Made(policy.BoxID(id), shown[0]) {
+		gone(w, id)
+		return
+	}
+	err := refusal(r)
+	e.cfg.Gate.Refused(r, name, err)
+	e.fail(w, r, err)
+}
+
+// isSigned reports whether a request carries a signature, for its file.
+func isSigned(r *http.Request) bool { return r.URL.Path == "/files" && r.URL.Query().Has("signature") }
+
+// refusal returns the refusal of a request whose credential is missing or not valid.
+func refusal(r *http.Request) error {
+	switch {
+	case len(r.Header.Values(tokenHeader)) > 0:
+		return problem.Refuse(http.StatusUnauthorized, "the access token is not valid for this sandbox: its API key was revoked, or may not use it")
+	case isSigned(r):
+		return problem.Refuse(http.StatusUnauthorized, "the signature is not valid, or has expired")
+	}
+	return problem.Refuse(http.StatusUnauthorized, "the access token of the sandbox is required, in the header %s", tokenHeader)
+}
+
 // authenticate checks the credential of a request: the access token of the box, or for its files a signature.
 func (e *Endpoints) authenticate(r *http.Request, box policy.BoxID) (token.Access, error) {
 	if shown := r.Header.Values(tokenHeader); len(shown) > 0 {
 		if a, ok := e.cfg.Tokens.Check(r.Context(), box, shown[0]); ok && len(shown) == 1 {
 			return a, nil
 		}
-		return token.Access{}, problem.Refuse(http.StatusUnauthorized, "the access token is not valid for this sandbox: its API key was revoked, or may not use it")
+		return token.Access{}, refusal(r)
 	}
-	query := r.URL.Query()
-	if r.URL.Path == "/files" && query.Has("signature") {
+	if isSigned(r) {
+		query := r.URL.Query()
 		s := token.Signed{
 			Path: query.Get("path"), User: query.Get("username"), Signature: query.Get("signature"), Expires: query.Get("signature_expiration"), Operation: token.Read,
 		}
@@ -204,9 +232,8 @@ func (e *Endpoints) authenticate(r *http.Request, box policy.BoxID) (token.Acces
 		if a, ok := e.cfg.Tokens.CheckSignature(r.Context(), box, s, time.Now()); ok {
 			return a, nil
 		}
-		return token.Access{}, problem.Refuse(http.StatusUnauthorized, "the signature is not valid, or has expired")
 	}
-	return token.Access{}, problem.Refuse(http.StatusUnauthorized, "the access token of the sandbox is required, in the header %s", tokenHeader)
+	return token.Access{}, refusal(r)
 }
 
 // serveREST serves the paths besides the procedures.

@@ -124,6 +124,9 @@ func (w *world) CheckSignature(_ context.Context, box policy.BoxID, s token.Sign
 	return token.Access{Caller: owner, Box: box}, box == w.box && s.Signature == token.Sign(s, goodToken)
 }
 
+// Made implements [Tokens].
+func (w *world) Made(_ policy.BoxID, text string) bool { return text == goodToken && !w.revoked.Load() }
+
 // Valid implements [Tokens].
 func (w *world) Valid(context.Context, token.Access) bool { return !w.revoked.Load() }
 
@@ -370,6 +373,12 @@ func TestCredentials(t *testing.T) {
 			t.Errorf("%s was admitted as %v", name, w.begun)
 		}
 		w.mu.Unlock()
+	}
+	for _, shown := range []string{"", "wrong"} {
+		known, text := w.rest(t, "GET", "/health", shown, nil, nil)
+		if unknown, other := w.rest(t, "GET", "/health", shown, map[string]string{SandboxHeader: "other"}, nil); known != 401 || unknown != known || other != text {
+			t.Errorf("a stranger with the token %q tells boxes apart: %d %s, %d %s", shown, known, text, unknown, other)
+		}
 	}
 	if status, _ := w.rest(t, "GET", "/health", goodToken, map[string]string{SandboxHeader: "other"}, nil); status != http.StatusBadGateway {
 		t.Errorf("a box that does not exist: %d", status)

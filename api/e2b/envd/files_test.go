@@ -264,7 +264,7 @@ func TestSignedURLs(t *testing.T) {
 		"to write, a signature to read": {"POST", "/files", read, true, raw, 401}, "to read, one to write": {"GET", "/files", write, true, http.Header{}, 401},
 		"another file": {"GET", "/files", other, true, http.Header{}, 401}, "another user": {"GET", "/files", named, true, http.Header{}, 401},
 		"another path": {"GET", "/envs", read, true, http.Header{}, 401}, "without a box": {"GET", "/files", read, false, http.Header{}, 401},
-		"with a box": {"GET", "/files", read, false, http.Header{SandboxHeader: {string(w.box)}}, 200}, "with another box": {"GET", "/files", read, false, http.Header{SandboxHeader: {"b0"}}, 502},
+		"with a box": {"GET", "/files", read, false, http.Header{SandboxHeader: {string(w.box)}}, 200}, "with another box": {"GET", "/files", read, false, http.Header{SandboxHeader: {"b0"}}, 401},
 		"with a wrong token": {"GET", "/files", read, true, http.Header{tokenHeader: {"wrong"}}, 401}, "with two tokens": {"GET", "/files", read, true, http.Header{tokenHeader: {goodToken, "x"}}, 401},
 	} {
 		if status, body := ask(c.method, c.path, c.query, c.byName, c.header); status != c.status {

@@ -126,6 +126,20 @@ func (c *Checker) Check(ctx context.Context, box policy.BoxID, token string) (Ac
 	return c.first(ctx, box, id, func(t string) bool { return equal(t, token) })
 }
 
+// Made reports whether a token was made for this ID of a box by an API key that is valid now. The box may have been deleted, or may never
+// have existed: its answer is for callers who learn by it that their box is gone, and takes as long as that of Check.
+func (c *Checker) Made(box policy.BoxID, token string) bool {
+	id, ok := keyID(token)
+	if !ok || c.Maker == nil {
+		return false
+	}
+	hash, ok := c.owner(box, id, func(t string) bool { return equal(t, token) })
+	if ok {
+		_, ok = c.Keys.Find(hash)
+	}
+	return ok
+}
+
 // Valid reports whether an access is still valid. Long work checks it at intervals.
 func (c *Checker) Valid(ctx context.Context, a Access) bool {
 	if c.Maker == nil {
@@ -135,23 +149,27 @@ func (c *Checker) Valid(ctx context.Context, a Access) bool {
 	return ok && caller == a.Caller && c.May.MayUse(ctx, caller, a.Box)
 }
 
-// first returns the access of the owner whose token matches, among the owners with an ID, or all of them for "". It looks at all of
-// them, whichever matches.
+// first returns the access of the owner whose token matches, among the owners with an ID, or all of them for "".
 func (c *Checker) first(ctx context.Context, box policy.BoxID, id string, matches func(token string) bool) (a Access, ok bool) {
-	owners := c.Keys.Owners(id)
-	for _, o := range owners[:min(len(owners), MaxOwners)] {
-		if matches(c.Maker.text(box, o)) {
-			a.hash, ok = o.Hash, true
-		}
-	}
-	if !ok {
+	a.Box = box
+	if a.hash, ok = c.owner(box, id, matches); !ok {
 		return Access{}, false
 	}
-	a.Box = box
 	if a.Caller, ok = c.Keys.Find(a.hash); !ok || !c.May.MayUse(ctx, a.Caller, box) {
 		return Access{}, false
 	}
 	return a, true
+}
+
+// owner returns the SHA-256 of the API key whose token matches. It looks at all keys with the ID, whichever matches.
+func (c *Checker) owner(box policy.BoxID, id string, matches func(token string) bool) (hash [sha256.Size]byte, ok bool) {
+	owners := c.Keys.Owners(id)
+	for _, o := range owners[:min(len(owners), MaxOwners)] {
+		if matches(c.Maker.text(box, o)) {
+			hash, ok = o.Hash, true
+		}
+	}
+	return hash, ok
 }
 
 // The operations that a signature permits.

@@ -80,12 +80,16 @@ func TestToken(t *testing.T) {
 	if _, ok := c.Check(ctx, "box2", good); ok {
 		t.Error("a token opens another box")
 	}
+	gone := token("alpha", "gone")
+	if !c.Made("gone", gone) || c.Made("gone", good) || c.Made("box1", gone) || c.Made("gone", "key_a.") || (&Checker{}).Made("gone", gone) {
+		t.Error("a token for a box that is gone")
+	}
 	a, _ := c.Check(ctx, "box1", good)
 	k["alpha"] = one("key_a", "box9")
 	if c.Valid(ctx, a) {
 		t.Error("a token is valid although its key belongs to another caller")
 	}
-	if delete(k, "alpha"); c.Valid(ctx, a) {
+	if delete(k, "alpha"); c.Valid(ctx, a) || c.Made("gone", gone) {
 		t.Error("a token is valid without its key")
 	}
 	if _, ok := c.Check(ctx, "box1", good); ok {
