@@ -218,6 +218,10 @@ func (l *lifetimes) suspendNow(ctx context.Context, id policy.BoxID, freeze func
 	return b.View(), err
 }
 
+// leastByUse is the least time to live that a box gets when it is resumed without a call of the API, by a visitor or a schedule: each
+// resumption and each pause writes to the store, and visitors come as often as they like.
+const leastByUse = time.Minute
+
 // renew gives a box that was paused at its end a new time to live: the last one that it was given. It is called before the box is
 // resumed, so that no box runs without an end that should have one. The caller holds the lock of b.
 func (l *lifetimes) renew(ctx context.Context, b *state.Box) error {
@@ -230,6 +234,9 @@ func (l *lifetimes) renew(ctx context.Context, b *state.Box) error {
 	}
 	now := l.now()
 	ttl := cmp.Or(b.Record.TTL, api.MaxTTL)
+	if caller == (api.Caller{}) {
+		ttl = max(ttl, leastByUse)
+	}
 	if l.bounds(ctx) {
 		ttl = min(ttl, l.most)
 	}

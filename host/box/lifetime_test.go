@@ -434,7 +434,7 @@ func TestPausedAtTheEnd(t *testing.T) {
 	})
 }
 
-// TestPauseAtTheEndIsBounded: the new end of a resumed box is within launcher.max_ttl, and a box that could not be created is deleted.
+// TestPauseAtTheEndIsBounded: the new end of a resumed box is within launcher.max_ttl, a minute away at least if no call of the API resumed it, and a box that could not be created is deleted.
 func TestPauseAtTheEndIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -443,7 +443,8 @@ func TestPauseAtTheEndIsBounded(t *testing.T) {
 			role            api.Role
 		}{
 			{2 * time.Hour, time.Hour, time.Hour, ""}, {2 * time.Hour, time.Hour, time.Hour, api.RoleCreator}, {2 * time.Hour, time.Hour, 2 * time.Hour, api.RoleAdmin},
-			{time.Minute, time.Hour, time.Minute, ""}, {0, 0, api.MaxTTL, ""}, {0, time.Hour, time.Hour, ""},
+			{time.Minute, time.Hour, time.Minute, ""}, {time.Second, time.Hour, time.Minute, ""}, {time.Second, 30 * time.Second, 30 * time.Second, ""},
+			{time.Second, time.Hour, time.Second, api.RoleCreator}, {0, 0, api.MaxTTL, ""}, {0, time.Hour, time.Hour, ""},
 		} {
 			e := newEnds(t, c.ttl)
 			e.most = c.most
