@@ -176,7 +176,7 @@ func TestWorkEndsWithItsKey(t *testing.T) {
 			select {
 			case <-running[i]:
 			case <-time.After(time.Minute):
-				t.Errorf("%s: %s goes on", c.what, w.name)
+				t.Fatalf("%s: %s goes on", c.what, w.name)
 			}
 		}
 		s.Until("the commands have ended: "+c.what, func() bool { return len(s.sleeping(stays.api, u)) == 0 })

@@ -170,9 +170,9 @@ func TestBoxesArePausedAtTheirEnds(t *testing.T) {
 			t.Errorf("%s, a new end: %v", what, err)
 		}
 	}
-	renewed := func(what string) {
+	renewed := func(what string, seconds int64) {
 		t.Helper()
-		if is := endingOf(w, box); is.PausedAtEnd || is.ExpiresAt == 0 || is.ExpiresAt > time.Now().Unix()+ttl+1 {
+		if is := endingOf(w, box); is.PausedAtEnd || is.ExpiresAt == 0 || is.ExpiresAt > time.Now().Unix()+seconds+1 {
 			t.Errorf("%s: %+v", what, is)
 		}
 	}
@@ -184,7 +184,7 @@ func TestBoxesArePausedAtTheirEnds(t *testing.T) {
 	}
 	refused("after a restart of the gateway")
 	mustPost(w, box, "resume")
-	renewed("resumed")
+	renewed("resumed", ttl)
 	if out := w.MustSh(box, "kill -0 $(cat pid) && echo runs"); out != "runs\n" {
 		t.Errorf("its processes: %q", out)
 	}
@@ -194,12 +194,18 @@ func TestBoxesArePausedAtTheirEnds(t *testing.T) {
 		t.Fatalf("%+v %v", is, err)
 	}
 	w.MustSh(box, "true")
-	renewed("by a command")
+	renewed("by a command", ttl)
 	ends()
 	if got := visit(); got != "200" {
 		t.Errorf("a visitor gets %s", got)
 	}
-	renewed("by a visitor")
+	renewed("by a visitor", 60)
+	if is := endingOf(w, box); is.ExpiresAt < time.Now().Unix()+2*ttl {
+		t.Errorf("by a visitor, who gives it a minute: %+v", is)
+	}
+	if err := w.Client.Do(t.Context(), "PUT", api.BoxPath(box, "config/ttl"), map[string]any{"ttl": ttl}, nil); err != nil {
+		t.Fatal(err)
+	}
 	if err := w.Client.Do(t.Context(), "PUT", api.BoxPath(box, "config/on-end"), map[string]any{"on_end": "delete"}, nil); err != nil {
 		t.Fatal(err)
 	}
