@@ -115,6 +115,7 @@ type Quotas struct {
 	URLs          int  `yaml:"urls"`
 	Domains       int  `yaml:"domains"`
 	Schedules     int  `yaml:"schedules"`
+	Secrets       int  `yaml:"secrets"`
 	Certificates  int  `yaml:"certificates_per_hour"`
 
 	Model ModelLimit `yaml:"model"` // of all boxes that the key has made
@@ -124,7 +125,7 @@ type Quotas struct {
 func DefaultQuotas() Quotas {
 	return Quotas{
 		Connections: 512, Memory: 128 << 20, Requests: 256, Commands: 128, Boxes: 500, Snapshots: 200, SnapshotBytes: 50 << 30,
-		URLs: 500, Domains: 50, Schedules: 200, Certificates: 20,
+		URLs: 500, Domains: 50, Schedules: 200, Secrets: 100, Certificates: 20,
 	}
 }
 
@@ -141,7 +142,7 @@ func (q Quotas) byKind() map[quota.Kind]int64 {
 	return map[quota.Kind]int64{
 		quota.Connections: int64(q.Connections), quota.Memory: int64(q.Memory), quota.Requests: int64(q.Requests), quota.Commands: int64(q.Commands),
 		quota.Boxes: int64(q.Boxes), quota.Snapshots: int64(q.Snapshots), quota.SnapshotBytes: int64(q.SnapshotBytes), quota.URLs: int64(q.URLs),
-		quota.Domains: int64(q.Domains), quota.Schedules: int64(q.Schedules), quota.Certificates: int64(q.Certificates),
+		quota.Domains: int64(q.Domains), quota.Schedules: int64(q.Schedules), quota.Secrets: int64(q.Secrets), quota.Certificates: int64(q.Certificates),
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/rule"
 )
 
 // TestRecipes holds that the configuration of each recipe in docs/recipes.md is accepted, and that its header rules, or its policy, are
@@ -44,10 +45,10 @@ func TestRecipes(t *testing.T) {
 			}
 			continue
 		}
-		_, err = policy.ParseHeaderRules(document, func(name string) bool {
+		_, err = policy.ParseHeaderRules(document, rule.Configured(func(name string) bool {
 			_, known := cfg.Secrets.Sources[name]
 			return known
-		})
+		}))
 		if err != nil {
 			t.Errorf("%s: %v", title, err)
 		}

@@ -11,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"boxgate/policy"
+	"boxgate/rule"
 )
 
 // loadText loads a configuration with the text of its file.
@@ -146,10 +147,10 @@ func TestCredentialExamples(t *testing.T) {
 			t.Errorf("%s: %v", service, err)
 			continue
 		}
-		rules, err := policy.ParseHeaderRules([]byte(block(section, "json")), func(name string) bool {
+		rules, err := policy.ParseHeaderRules([]byte(block(section, "json")), rule.Configured(func(name string) bool {
 			_, known := cfg.Secrets.Sources[name]
 			return known
-		})
+		}))
 		if err != nil || len(rules) == 0 {
 			t.Errorf("%s: %d rules, %v", service, len(rules), err)
 		}

@@ -37,6 +37,7 @@ import (
 	"boxgate/host/handover"
 	"boxgate/host/har"
 	"boxgate/host/keys"
+	"boxgate/host/keysecrets"
 	"boxgate/host/listen"
 	"boxgate/host/meter"
 	"boxgate/host/models"
@@ -93,29 +94,30 @@ type Host struct {
 
 // services answer API calls and run the background work for boxes.
 type services struct {
-	policies    *rules.Service     // policies and header rules of boxes
-	protection  *rules.Protection  // protects the host's addresses
-	quota       *rules.Quota       // cuts off boxes that have used up their traffic quota
-	lifecycle   *box.Service       // creates, attaches, recovers and deletes boxes
-	settings    *box.Settings      // other settings of boxes
-	snapshots   *box.Snapshots     // snapshots of boxes
-	authorities *box.Authorities   // certificate authorities of boxes
-	publicURLs  *urls.Service      // public URLs
-	usage       *usage.Service     // commands in boxes; pausing and resuming
-	idle        *usage.IdlePauser  // pauses idle boxes
-	disk        *usage.DiskGuard   // keeps disk space free
-	git         *usage.Git         // author of git commits made in boxes
-	scheduled   *schedule.Service  // scheduled commands
-	events      *records.Decisions // reads decisions
-	versions    *rules.Versions    // reads the history of policies
-	auditTrail  *records.Trail     // audit trail
-	keys        *keys.Service      // API keys and the store's key
-	sources     *keys.Secrets      // the operator's secrets
-	selfTests   *box.SelfTests     // attacks boxes from inside
-	doctor      *doctor.Service    // diagnoses hosts
-	captures    *har.Service       // records the requests of boxes
-	approvals   *approvals.Service // requests of boxes for access
-	resources   *kube.Controller   `required:"false"` // policies of a cluster; nil: disabled
+	policies    *rules.Service      // policies and header rules of boxes
+	protection  *rules.Protection   // protects the host's addresses
+	quota       *rules.Quota        // cuts off boxes that have used up their traffic quota
+	lifecycle   *box.Service        // creates, attaches, recovers and deletes boxes
+	settings    *box.Settings       // other settings of boxes
+	snapshots   *box.Snapshots      // snapshots of boxes
+	authorities *box.Authorities    // certificate authorities of boxes
+	publicURLs  *urls.Service       // public URLs
+	usage       *usage.Service      // commands in boxes; pausing and resuming
+	idle        *usage.IdlePauser   // pauses idle boxes
+	disk        *usage.DiskGuard    // keeps disk space free
+	git         *usage.Git          // author of git commits made in boxes
+	scheduled   *schedule.Service   // scheduled commands
+	events      *records.Decisions  // reads decisions
+	versions    *rules.Versions     // reads the history of policies
+	auditTrail  *records.Trail      // audit trail
+	keys        *keys.Service       // API keys and the store's key
+	sources     *keys.Secrets       // the operator's secrets
+	keySecrets  *keysecrets.Service // secrets of API keys
+	selfTests   *box.SelfTests      // attacks boxes from inside
+	doctor      *doctor.Service     // diagnoses hosts
+	captures    *har.Service        // records the requests of boxes
+	approvals   *approvals.Service  // requests of boxes for access
+	resources   *kube.Controller    `required:"false"` // policies of a cluster; nil: disabled
 }
 
 // Services returns the services that answer API calls.
@@ -123,7 +125,7 @@ func (h *Host) Services() server.Services {
 	return server.Services{
 		Boxes: usage.NewListing(h.parts.boxes, h.parts.meter, h.parts.models.Box), Life: h.lifecycle, Lifecycle: h.usage, Commands: h.usage, Sessions: h.usage, Files: h.usage, Git: h.git,
 		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, Versions: h.versions, URLs: h.publicURLs,
-		Schedules: h.scheduled, Webhooks: h.scheduled, Snapshots: h.snapshots, SelfTests: h.selfTests, Samples: h.parts.samples, Doctor: h.doctor, Captures: h.captures, Keys: h.keys, TrailReader: h.auditTrail,
+		Schedules: h.scheduled, Webhooks: h.scheduled, Snapshots: h.snapshots, SelfTests: h.selfTests, Samples: h.parts.samples, Doctor: h.doctor, Captures: h.captures, Keys: h.keys, KeySecrets: h.keySecrets, TrailReader: h.auditTrail,
 		Health: h.health, Store: h.keys, Secrets: h.sources, Authorities: h.authorities, Approvals: h.approvals, Models: h.parts.models,
 	}
 }
@@ -179,6 +181,7 @@ type parts struct {
 	pushed       *export.Metrics  `required:"false"` // sends the metrics; nil: disabled
 	exports      []audit.Export   // the exporters' inputs
 	secrets      *secrets.Secrets
+	keySecrets   *keysecrets.Values // with those of the configuration, for requests of boxes
 	tokens       *identity.Issuer
 	dns          *dns.Server
 	proxy        *proxy.Proxy

@@ -20,6 +20,7 @@ import (
 	"boxgate/host/handover"
 	"boxgate/host/har"
 	"boxgate/host/keys"
+	"boxgate/host/keysecrets"
 	"boxgate/host/listen"
 	"boxgate/host/netns"
 	"boxgate/host/records"
@@ -129,6 +130,12 @@ func (o *opening) openKeys(context.Context) (err error) {
 		return err
 	}
 	if o.keys, err = keys.New(keys.Config{Log: p.log, Store: p.store, Keys: p.store.Keys, Quotas: p.quotas, Models: p.models, Changed: o.keysChanged}); err != nil {
+		return err
+	}
+	if o.keySecrets, err = keysecrets.New(keysecrets.Config{
+		Log: p.log, Values: p.keySecrets, Holdings: p.holdings, Cut: withPredecessor{p.proxy, p.before, p.boxes}.Revoke,
+		Replaced: func(id string) { p.before.SendOrder(handover.Message{Kind: handover.Secret, Secret: id}) },
+	}); err != nil {
 		return err
 	}
 	return o.keys.Register(p.metrics)
@@ -265,6 +272,7 @@ func (o *opening) openRecords(context.Context) (err error) {
 // keysChanged makes this process and its predecessor check the open requests of an API key again.
 func (o *opening) keysChanged(id string) {
 	o.turn.forgetKey(id)
+	o.keySecrets.KeyChanged(id)
 	o.parts.ssh.Recheck()
 	o.parts.before.SendOrder(handover.Message{Kind: handover.Keys, APIKey: id})
 }

@@ -92,7 +92,7 @@ func (p *parts) openEgress(context.Context) error {
 		URLs:     p.ownURLs,
 		Inside:   p.inside,
 		DenyPage: p.cfg.Proxy.Deny == "page", IdleTimeout: p.cfg.Proxy.IdleTimeout,
-		Secrets: p.secrets, Tokens: p.tokens, Memory: p.memory, Meter: p.models,
+		Secrets: p.keySecrets, Tokens: p.tokens, Memory: p.memory, Meter: p.models,
 	}
 	limitProxy(p.cfg.Limits, &egress)
 	p.shares.Apply(&egress)

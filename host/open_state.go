@@ -20,6 +20,7 @@ import (
 	"boxgate/audit/export"
 	"boxgate/audit/lines"
 	"boxgate/config"
+	"boxgate/host/keysecrets"
 	"boxgate/host/records"
 	"boxgate/host/share"
 	"boxgate/internal/buildinfo"
@@ -213,6 +214,9 @@ func (p *parts) openSecrets(context.Context) error {
 		return err
 	}
 	if p.secrets, err = secrets.Open(p.cfg.Secrets.Sources, secrets.Options{Log: p.log, Roots: p.roots, Memory: p.store.Installation}); err != nil {
+		return err
+	}
+	if p.keySecrets, err = keysecrets.Open(p.log, p.secrets, p.store.KeySecrets, p.store.Keys); err != nil {
 		return err
 	}
 	return p.metrics.Register(p.secrets)

@@ -87,7 +87,7 @@ func (h *Host) newAdmin() (*server.API, error) {
 		return nil, err
 	}
 	return server.New(server.Config{
-		E2B: dialect, Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.adminHosts(), HasSecret: h.parts.secrets.Has, Meters: h.parts.cfg.Meters, Watcher: h.usage, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(8<<20, 8), MaxRun: h.parts.largestBody(harness.MaxBody, 5), Silence: h.parts.cfg.Admin.Silence,
+		E2B: dialect, Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.adminHosts(), HasSecret: h.parts.secrets.Has, KeySecret: h.parts.keySecrets.Find, Meters: h.parts.cfg.Meters, Watcher: h.usage, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(8<<20, 8), MaxRun: h.parts.largestBody(harness.MaxBody, 5), Silence: h.parts.cfg.Admin.Silence,
 	})
 }
 
@@ -288,6 +288,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("audit trail", func() error { h.parts.trail.KeepHead(ctx); return nil })
 	run("domains of public URLs", func() error { h.publicURLs.ProvePending(ctx); return nil })
 	run("uses of API keys", func() error { h.keys.SaveUses(ctx); return nil })
+	run("secrets of expired API keys", func() error { h.keySecrets.Expire(ctx); return nil })
 	run("room on the disk", func() error {
 		h.disk.Run(ctx)
 		return nil

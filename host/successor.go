@@ -344,6 +344,7 @@ func (h *Host) executeOrder(m handover.Message) {
 		h.parts.ingress.CloseBox(m.Box)
 	case handover.Secret:
 		h.parts.secrets.Forget(m.Secret)
+		h.parts.keySecrets.Forget(m.Secret)
 		h.parts.proxy.Revoke(m.Secret)
 	case handover.Keys:
 		h.turn.forgetKey(m.APIKey)

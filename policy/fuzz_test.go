@@ -11,6 +11,7 @@ import (
 	"boxgate/policy/name"
 	"boxgate/rule/header"
 
+	"boxgate/rule"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -54,7 +55,7 @@ func FuzzParseHeaderRules(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		rules, err := ParseHeaderRules(data, func(name string) bool { return name == "k" })
+		rules, err := ParseHeaderRules(data, rule.Configured(func(name string) bool { return name == "k" }))
 		var compact map[string]map[string]string
 		if err != nil {
 			checkInvalid(t, err)

@@ -40,10 +40,10 @@ func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
 //
 // where a value is a string, {"value": string} or {"secret": name}, with optional "prefix" and "suffix" in headers and queries, and
 // "encode" in headers. Without the member scrub, rules with placeholders or a query scrub.
-// The entry of a server that does not speak HTTP has the name of its protocol as its only key, see [rule.LoginKind]. known reports
-// whether a secret of that name exists; nil accepts any. Errors are as for ParseHeaders.
-func ParseHeaderRules(data []byte, known func(secret string) bool) ([]HeaderRule, error) {
-	p := &headerParser{rule.Context{Known: known}}
+// The entry of a server that does not speak HTTP has the name of its protocol as its only key, see [rule.LoginKind]. find finds
+// the secrets that values name; nil accepts any. Errors are as for ParseHeaders.
+func ParseHeaderRules(data []byte, find rule.Finder) ([]HeaderRule, error) {
+	p := &headerParser{rule.Context{Find: find}}
 	doc, ok := document.Parse(data, &p.Problems)
 	if !ok {
 		return nil, p.Err()

@@ -194,7 +194,10 @@ func New(cfg Config) (*Proxy, error) {
 		Origins: origin.New(origin.Config{
 			Router: router, Resolver: p.cfg.Resolver, Roots: p.cfg.Roots, DialTimeout: p.cfg.DialTimeout,
 			AddressTimeout: p.cfg.AddressTimeout, HandshakeTimeout: p.cfg.HandshakeTimeout,
-			Credential: func(ctx context.Context, secret string) (name.Secret, func() bool, error) {
+			Credential: func(ctx context.Context, secret string, host name.Name, port uint16) (name.Secret, func() bool, error) {
+				if err := p.core.Permits(secret, host, port); err != nil {
+					return name.Secret{}, nil, err
+				}
 				p.upstreamSecrets.Store(secret, true)
 				v, used, err := p.core.Credential(ctx, secret)
 				return v, used.Revoked, err
@@ -233,6 +236,10 @@ func (p *Proxy) Revoke(secret string) {
 	if p.core.Revoked.Used(secret) {
 		p.recheckAll(slices.DeleteFunc(p.live.All(), func(l *live.Conn) bool { return !l.Revoked() }))
 		p.cutUpstreamUsers(secret)
+	}
+	if name.IsKeySecret(secret) { // API keys can use new names without end
+		p.core.Revoked.Forget(secret)
+		p.upstreamSecrets.Delete(secret)
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 // Kind is a resource that holders have quotas of.
 type Kind uint8
 
-// The kinds. Kinds up to Commands are taken and released. Kinds up to Schedules are counted from state when a request would
+// The kinds. Kinds up to Commands are taken and released. Kinds up to Secrets are counted from state when a request would
 // increase them. Certificates is a rate.
 const (
 	Connections   Kind = iota // open connections to the admin API that have presented a key
@@ -22,6 +22,7 @@ const (
 	URLs                      // public URLs that exist
 	Domains                   // own domains of public URLs
 	Schedules                 // schedules that exist
+	Secrets                   // secrets that it has stored
 	Certificates              // certificates ordered per hour
 	kinds
 )
@@ -45,6 +46,7 @@ var traitsOf = [kinds]traits{
 	URLs:          {"urls", "public URLs", "delete one", ""},
 	Domains:       {"domains", "domains of its own", "delete a public URL that has one", ""},
 	Schedules:     {"schedules", "schedules", "delete one", ""},
+	Secrets:       {"secrets", "secrets", "delete one", ""},
 	Certificates:  {"certificates_per_hour", "certificates ordered within an hour", "wait", ""},
 }
 
@@ -84,7 +86,7 @@ func KindByName(name string) (Kind, bool) {
 func (k Kind) InBytes() bool { return traitsOf[k].unit == "bytes" }
 
 // Counted reports whether a kind is counted from state, see [Book.Reserve].
-func (k Kind) Counted() bool { return k >= Boxes && k <= Schedules }
+func (k Kind) Counted() bool { return k >= Boxes && k <= Secrets }
 
 // Amount formats a number of a kind, bytes with a unit.
 func (k Kind) Amount(n int64) string {

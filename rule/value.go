@@ -96,12 +96,29 @@ func BasicCredentials(user, password string) string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
 }
 
+// Finder finds the secret that a value names, for a rule of a host pattern, which may be zero. It returns the name by which the rule refers
+// to the secret, and why the rule may not use it, "" if it may.
+type Finder func(n string, host name.Pattern) (source, flaw string)
+
+// errUnknownSecret is the flaw of a name without a secret.
+const errUnknownSecret = "there is no secret of this name in the gateway's configuration"
+
+// Configured returns a Finder for the secrets of the configuration. known reports whether there is one of a name.
+func Configured(known func(n string) bool) Finder {
+	return func(n string, _ name.Pattern) (source, flaw string) {
+		if !known(n) {
+			flaw = errUnknownSecret
+		}
+		return n, flaw
+	}
+}
+
 // Context is the input of [Kind.Parse] in addition to the member, and collects the mistakes.
 type Context struct {
 	document.Problems
-	Entry document.Value           // the whole entry that is read
-	Known func(secret string) bool // reports whether the configuration has a secret of this name; nil: accept any
-	Host  name.Pattern             // of the rule; zero if it is not valid
+	Entry document.Value // the whole entry that is read
+	Find  Finder         // finds the secrets that values name; nil: accept any
+	Host  name.Pattern   // of the rule; zero if it is not valid
 }
 
 // Member returns a member of the entry and its pointer. beside is the pointer of another member.
@@ -187,10 +204,14 @@ func (c *Context) Source(at string, v document.Value) string {
 	n := v.AsString(at, &c.Problems)
 	switch {
 	case v.Kind != document.Text:
-	case !name.IsSecretName(n):
+	case !name.IsSecretName(n) && !name.IsKeySecret(n):
 		c.Add(at, "is not the name of a secret: letters, digits, '.', '_' and '-', at most 64") // perhaps the secret itself
-	case c.Known != nil && !c.Known(n):
-		c.Add(at, "there is no secret of this name in the gateway's configuration")
+	case c.Find != nil:
+		source, flaw := c.Find(n, c.Host)
+		if flaw != "" {
+			c.Add(at, "%s", flaw)
+		}
+		return source
 	}
 	return n
 }

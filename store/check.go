@@ -232,7 +232,9 @@ func sealedReaders(s *document.Sealer, tx *bolt.Tx) []bucketReader {
 			return s.OpenJSON(tx, layout.URLs, key, u.Sealed, new([]byte))
 		})},
 		{layout.Settings, func(key, value []byte) error {
-			return s.OpenJSON(tx, layout.Settings, string(key), value, new(map[string]string))
+			var stored map[string]string
+			err := s.OpenJSON(tx, layout.Settings, string(key), value, &stored)
+			return errors.Join(err, checkKeySecret(string(key), stored))
 		}},
 		{layout.Schedules, func(key, value []byte) error {
 			var sch Schedule

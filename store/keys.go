@@ -291,7 +291,7 @@ func (db Keys) SetQuotas(id string, quotas map[string]int64, model llm.Limit) (l
 	return latest, err
 }
 
-// Delete deletes the key of that ID, which stops working immediately, including values within their grace. Its own limits
+// Delete deletes the key of that ID, which stops working immediately, including values within their grace, with its secrets. Its own limits
 // stay for its boxes and URLs ([Keys.Revoked]). The error is [ErrNotFound] if the key does not exist. The operator's key
 // cannot be deleted, only replaced.
 func (db Keys) Delete(id string) error {
@@ -305,7 +305,7 @@ func (db Keys) Delete(id string) error {
 	return err
 }
 
-// deleteWhere deletes keys, and returns how many. Their own limits stay in the store ([Keys.Revoked]).
+// deleteWhere deletes keys, and returns how many. Their secrets are deleted with them. Their own limits stay in the store ([Keys.Revoked]).
 func (db Keys) deleteWhere(which func(APIKey) bool) (deleted int, err error) {
 	err = db.update(func(tx *transaction) error {
 		keys, err := tx.table(layout.APIKeys)
@@ -323,6 +323,9 @@ func (db Keys) deleteWhere(which func(APIKey) bool) (deleted int, err error) {
 			}
 		}
 		deleted = len(found)
+		if _, err := deleteKeySecrets(tx, time.Now()); err != nil {
+			return err
+		}
 		return keepLimits(tx, found, time.Now().UTC())
 	})
 	return deleted, err
@@ -501,6 +504,7 @@ type Holdings struct {
 	Domains   int64 // host names of public URLs, served or pending
 	Snapshots int64
 	Schedules int64
+	Secrets   int64 // that it has stored
 }
 
 func (h Holdings) plus(sign int64, more Holdings) Holdings {
@@ -508,6 +512,7 @@ func (h Holdings) plus(sign int64, more Holdings) Holdings {
 	h.Domains += sign * more.Domains
 	h.Snapshots += sign * more.Snapshots
 	h.Schedules += sign * more.Schedules
+	h.Secrets += sign * more.Secrets
 	return h
 }
 
@@ -592,6 +597,7 @@ func countHoldings(tx *transaction) (map[string]Holdings, error) {
 	}
 	return all, errors.Join(
 		countPorts(tx, add),
+		countKeySecrets(tx, add),
 		each(layout.URLs, func(_, data []byte) error {
 			r, err := decodeURL(data)
 			add(r.Owner, ofURL(r.URL))

@@ -29,7 +29,7 @@ func serve(t testing.TB, edits ...func(*server.Config)) *rig {
 	h := apitest.NewHost(t)
 	cfg := server.Config{FindKey: h.FindKey, Services: server.Services{
 		Boxes: h, Life: h, Lifecycle: h, Commands: h, Sessions: h, Files: h, Git: h, Rules: h, BoxRules: h, Explain: h, Settings: h, Decisions: h, Versions: h,
-		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Samples: h, Doctor: h, Captures: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h, Approvals: h, Models: h,
+		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Samples: h, Doctor: h, Captures: h, Keys: h, KeySecrets: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h, Approvals: h, Models: h,
 	}}
 	for _, edit := range edits {
 		edit(&cfg)

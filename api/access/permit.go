@@ -9,6 +9,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/rule"
 )
 
@@ -71,17 +72,34 @@ func roleName(r api.Role) string {
 	return string(r)
 }
 
-// Secrets returns a function that reports which of the operator's secrets the rules of a request may refer to: for admin
-// keys, all of them. With other keys, a caller could have a secret sent to its own server and read it.
-func Secrets(ctx context.Context, has func(name string) bool) func(name string) bool {
-	if api.CallerOf(ctx).Role == api.RoleAdmin {
-		return has
+// Secrets finds the secrets that header rules may refer to.
+type Secrets struct {
+	// Has reports whether the configuration has a secret.
+	Has func(name string) bool
+	// OfKey finds a secret that an API key has stored, by its name or ID, for a rule of a host pattern. nil: there are none.
+	OfKey func(key, n string, host name.Pattern) (source, flaw string, found bool)
+}
+
+// Finder returns a function that finds the secrets that the rules of a request may refer to: those that its API key has stored and, for
+// admin keys, first those of the operator's configuration. With other keys, a caller could have a secret sent to its own server and read it.
+func (s Secrets) Finder(ctx context.Context) rule.Finder {
+	caller := api.CallerOf(ctx)
+	configured := rule.Configured(func(n string) bool { return caller.Role == api.RoleAdmin && s.Has(n) })
+	return func(n string, host name.Pattern) (source, flaw string) {
+		if source, flaw = configured(n, host); flaw == "" || s.OfKey == nil || caller.Key == "" {
+			return source, flaw
+		}
+		own, why, found := s.OfKey(caller.Key, n, host)
+		if !found {
+			return source, flaw + ", and none that this API key has stored (POST /v2/key-secrets)"
+		}
+		return own, why
 	}
-	return func(string) bool { return false }
 }
 
 // Rules refuses header rules that require an admin key: rules that send requests, with identifying headers of the box, to
-// another server, and rules that use the operator's secrets, even if an admin added those earlier.
+// another server, and rules that use secrets of the operator or of other API keys, even if
+// an admin added those earlier.
 func Rules(ctx context.Context, rules []policy.HeaderRule) error {
 	caller := api.CallerOf(ctx)
 	if caller.Role == api.RoleAdmin {
@@ -93,8 +111,10 @@ func Rules(ctx context.Context, rules []policy.HeaderRule) error {
 				return problem.Refuse(http.StatusForbidden, "%s of %q needs an API key with the role %s", e.Key(), r.Pattern, api.RoleAdmin)
 			}
 		}
-		if names := r.Secrets(); len(names) > 0 {
-			return problem.Refuse(http.StatusForbidden, "the secret %q in the rule of %q needs an API key with the role %s", problem.Clip(names[0]), r.Pattern, api.RoleAdmin)
+		for _, n := range r.Secrets() {
+			if key, _, ofKey := name.SplitKeySecret(n); !ofKey || key != caller.Key || caller.Key == "" {
+				return problem.Refuse(http.StatusForbidden, "the secret %q in the rule of %q needs an API key with the role %s", problem.Clip(n), r.Pattern, api.RoleAdmin)
+			}
 		}
 	}
 	return nil
@@ -285,10 +305,16 @@ var grants = map[string]grant{
 	"removeSkill":      own | changes,
 	"removeRepository": own | changes,
 
-	"getStatus":      admin | reads,
-	"getBoxCa":       own | reads,
-	"getCa":          own | reads,
-	"getModelUsage":  admin | reads,
+	"getStatus":        admin | reads,
+	"getBoxCa":         own | reads,
+	"getCa":            own | reads,
+	"getModelUsage":    admin | reads,
+	"createKeySecret":  creates | changes,
+	"listKeySecrets":   creates | reads, // lists the secrets of the key; for admin and read-only keys, of all keys
+	"getKeySecret":     creates | reads,
+	"replaceKeySecret": creates | changes, // only the key that has stored the secret
+	"deleteKeySecret":  creates | changes,
+
 	"listSecrets":    admin | reads, // names, sources and ages
 	"refreshSecret":  admin | changes,
 	"rotateStoreKey": admin | changes,

@@ -65,9 +65,10 @@ type Host struct {
 
 	Named      map[string]api.NamedPolicy // without Boxes
 	Taken      []api.Snapshot
-	Keys       map[string]api.Key // by value; in addition to [Key]
-	Passphrase string             // of the last RotateStoreKey
-	Grace      time.Duration      // of the last RotateAPIKey
+	Keys       map[string]api.Key       // by value; in addition to [Key]
+	Stored     map[string]api.KeySecret // secrets of API keys, by ID
+	Passphrase string                   // of the last RotateStoreKey
+	Grace      time.Duration            // of the last RotateAPIKey
 
 	Captures  chan *har.Capture // receives captures that begin; nil: none may begin
 	capturing atomic.Bool

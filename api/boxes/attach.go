@@ -6,12 +6,12 @@ import (
 	"strconv"
 
 	"boxgate/api"
-	"boxgate/api/access"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
 	"boxgate/internal/lazyregexp"
 	"boxgate/policy"
+	"boxgate/rule"
 )
 
 // sandboxBody is the JSON of a reattach. If it is empty, the previous sandbox is used.
@@ -51,11 +51,11 @@ type attachBody struct {
 var containerPat = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 
 // request validates an attach.
-func (b *attachBody) request(hasSecret func(string) bool) (api.AttachRequest, error) {
+func (b *attachBody) request(find rule.Finder) (api.AttachRequest, error) {
 	var p problem.List
 	what, search := b.sandbox(&p)
 	rest := createBody{Name: b.Name, Labels: b.Labels, AttachHeaders: b.AttachHeaders, NetworkPolicy: b.NetworkPolicy, Sources: b.Sources, Limits: b.Limits}
-	req, err := rest.request(hasSecret)
+	req, err := rest.request(find)
 	if err := p.Merge("", err); err != nil {
 		return api.AttachRequest{}, err
 	}
@@ -158,7 +158,7 @@ func (e *Endpoints) attachBox(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
-	req, err := body.request(access.Secrets(r.Context(), e.HasSecret))
+	req, err := body.request(e.Secrets.Finder(r.Context()))
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
@@ -91,9 +92,8 @@ type Endpoints struct {
 	Samples   Samples
 	History   *history.History
 	Bodies    strict.Bodies
-	// HasSecret reports whether header rules may refer to a secret.
-	HasSecret func(name string) bool
-	Meters    llm.Meters // of the servers of agents' models
+	Secrets   access.Secrets // that header rules may refer to
+	Meters    llm.Meters     // of the servers of agents' models
 }
 
 // Routes lists the endpoints.

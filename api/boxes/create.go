@@ -19,6 +19,7 @@ import (
 	"boxgate/llm"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/rule"
 )
 
 // createBody is the JSON of a create request, in the dialect of the SDK.
@@ -76,7 +77,7 @@ var (
 )
 
 // request validates the body and converts it into a request to the Host.
-func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, error) {
+func (b *createBody) request(find rule.Finder) (api.CreateRequest, error) {
 	var p problem.List
 	req := api.CreateRequest{
 		Name: b.Name, Labels: b.Labels, Metadata: b.Metadata, Size: b.Size, Runtime: b.Runtime, KeepAlive: b.KeepAlive,
@@ -110,14 +111,14 @@ func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, er
 	req.Env = spec.Environment(&p, "/env_vars", b.EnvVars)
 	req.LimitChange, req.ModelLimit = b.Limits.Change(&p, "/limits"), b.Limits.Model(&p, "/limits")
 	req.Hosted, req.HostedSecrets = b.hosted(&p)
-	if err := b.network(&req, hasSecret, &p); err != nil {
+	if err := b.network(&req, find, &p); err != nil {
 		return api.CreateRequest{}, err
 	}
 	return req, p.Err()
 }
 
 // network parses the policy and the header rules. A policy in the other dialect may contain header rules, too.
-func (b *createBody) network(req *api.CreateRequest, hasSecret func(string) bool, p *problem.List) error {
+func (b *createBody) network(req *api.CreateRequest, find rule.Finder, p *problem.List) error {
 	var err error
 	var fromPolicy []policy.HeaderRule
 	if len(b.NetworkPolicy.RawMessage) > 0 {
@@ -128,7 +129,7 @@ func (b *createBody) network(req *api.CreateRequest, hasSecret func(string) bool
 		req.Policy, req.Named, fromPolicy = given.Spec, given.Named, given.Headers
 	}
 	if b.AttachHeaders.RawMessage != nil {
-		req.Headers, err = policy.ParseHeaderRules(b.AttachHeaders.RawMessage, hasSecret)
+		req.Headers, err = policy.ParseHeaderRules(b.AttachHeaders.RawMessage, find)
 		if err := p.Merge("/attach_headers", err); err != nil {
 			return err
 		}
@@ -288,7 +289,7 @@ func (e *Endpoints) createBox(w http.ResponseWriter, r *http.Request) (rest.Repl
 
 // creation is the body of a call that creates a box.
 type creation interface {
-	request(hasSecret func(string) bool) (api.CreateRequest, error)
+	request(find rule.Finder) (api.CreateRequest, error)
 }
 
 // create parses the body of a call that creates a box, and creates the box.
@@ -296,7 +297,7 @@ func (e *Endpoints) create(w http.ResponseWriter, r *http.Request, body creation
 	if err := e.Bodies.Decode(w, r, body); err != nil {
 		return rest.Reply{}, err
 	}
-	req, err := body.request(access.Secrets(r.Context(), e.HasSecret))
+	req, err := body.request(e.Secrets.Finder(r.Context()))
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -323,12 +324,12 @@ type fromSnapshotBody struct {
 }
 
 // request validates the body. Fields that are in the snapshot and not in the request stay empty.
-func (b *fromSnapshotBody) request(hasSecret func(string) bool) (api.CreateRequest, error) {
+func (b *fromSnapshotBody) request(find rule.Finder) (api.CreateRequest, error) {
 	var p problem.List
 	if b.SnapshotID == "" || len(b.SnapshotID) > 64 {
 		p.Add("/snapshot_id", "must be the ID of a snapshot")
 	}
-	req, err := b.createBody.request(hasSecret)
+	req, err := b.createBody.request(find)
 	if err := p.Merge("", err); err != nil {
 		return api.CreateRequest{}, err
 	}

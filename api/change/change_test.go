@@ -12,6 +12,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/match"
 	"boxgate/policy/policytest"
+	"boxgate/rule"
 )
 
 // written encodes a change.
@@ -75,7 +76,7 @@ func TestChangesOfNamedPolicies(t *testing.T) {
 // headerRules parses header rules.
 func headerRules(t *testing.T, text string) []policy.HeaderRule {
 	t.Helper()
-	rules, err := policy.ParseHeaderRules([]byte(text), func(string) bool { return true })
+	rules, err := policy.ParseHeaderRules([]byte(text), rule.Configured(func(string) bool { return true }))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -82,7 +82,7 @@ func (s newSandbox) box() (b newBox, err error) {
 		p.Add("/volumeMounts", "this gateway has no volumes; take a snapshot of a sandbox with the files, and create sandboxes from it")
 	}
 	if s.IAM != nil && len(s.IAM.Tokens) > 0 {
-		p.Add("/iam", "this gateway mints no workload tokens for header values; have the operator configure a secret (docs/secrets.md), and use Secret.fill with its name")
+		p.Add("/iam", "this gateway mints no workload tokens for header values; store a secret with Secret.create, and use Secret.fill with its name")
 	}
 	if s.AutoPauseMemory != nil && !*s.AutoPauseMemory {
 		p.Add("/autoPauseMemory", "a paused sandbox keeps its memory on this gateway; leave keepMemory out")

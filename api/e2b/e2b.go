@@ -111,6 +111,9 @@ func (e *Endpoints) routes() []route {
 		{"GET /templates/{template}/{part}", e.getPart}, // aliases/{alias}, and {template}/tags
 		{"GET /secrets", e.listSecrets},
 		{"GET /secrets/{secret}", e.getSecret},
+		{"POST /secrets", e.createSecret},
+		{"POST /secrets/{secret}", e.updateSecret},
+		{"DELETE /secrets/{secret}", e.deleteSecret},
 	}...)
 }
 

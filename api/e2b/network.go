@@ -72,7 +72,7 @@ func headersOf(at string, rules []netRule, p *problem.List) map[string]any {
 			value, ok := valueOf(rule.Transform.Headers[name])
 			if !ok {
 				p.Add(at+"/"+strconv.Itoa(i)+"/transform/headers/"+problem.EscapeKey(name),
-					"has a placeholder other than one ${e2b.secrets.NAME}: this gateway mints no workload tokens for header values; have the operator configure a secret (docs/secrets.md)")
+					"has a placeholder other than one ${e2b.secrets.NAME}: this gateway mints no workload tokens for header values; store a secret with Secret.create")
 			}
 			set[name] = value
 		}
@@ -86,7 +86,7 @@ const (
 	secretPlaceholder = "${e2b.secrets."
 )
 
-// valueOf returns the value of a header in boxgate's form: a text, or a secret of the configuration with the text before and after it.
+// valueOf returns the value of a header in boxgate's form: a text, or a secret with the text before and after it.
 // It returns false for a value with other placeholders, which would reach the server as they are.
 func valueOf(text string) (value any, ok bool) {
 	if !strings.Contains(text, placeholder) {

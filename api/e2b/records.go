@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"boxgate/api"
 	"boxgate/api/problem"
 )
 
@@ -228,66 +227,4 @@ func (e *Endpoints) logsV2(_ http.ResponseWriter, r *http.Request) (int, any, er
 		}
 	}
 	return http.StatusOK, map[string]any{"logs": entries}, nil
-}
-
-// secretView is a secret of the configuration, without its value.
-type secretView struct {
-	SecretID       string            `json:"secretID"`
-	Name           string            `json:"name"`
-	CurrentVersion int               `json:"currentVersion"`
-	Metadata       map[string]string `json:"metadata"`
-	CreatedAt      time.Time         `json:"createdAt"`
-	UpdatedAt      time.Time         `json:"updatedAt"`
-}
-
-// secrets lists the secrets of the configuration. The caller needs the permission to list them.
-func (e *Endpoints) secrets(r *http.Request) ([]secretView, error) {
-	var got struct {
-		Secrets []struct {
-			Name   string     `json:"name"`
-			Source string     `json:"source"`
-			ReadAt *time.Time `json:"read_at"`
-		} `json:"secrets"`
-	}
-	if err := e.own(r, http.MethodGet, "/v2/secrets", nil, &got); err != nil {
-		return nil, err
-	}
-	views := []secretView{}
-	for _, s := range got.Secrets {
-		v := secretView{SecretID: s.Name, Name: s.Name, CurrentVersion: 1, Metadata: map[string]string{"source": s.Source}}
-		if s.ReadAt != nil {
-			v.CreatedAt, v.UpdatedAt = *s.ReadAt, *s.ReadAt
-		}
-		views = append(views, v)
-	}
-	return views, nil
-}
-
-func (e *Endpoints) listSecrets(w http.ResponseWriter, r *http.Request) (int, any, error) {
-	q, err := query(r, "limit", "nextToken")
-	if err != nil {
-		return 0, nil, err
-	}
-	p, err := pageOf(q)
-	if err != nil {
-		return 0, nil, err
-	}
-	list, err := e.secrets(r)
-	if err != nil {
-		return 0, nil, err
-	}
-	return http.StatusOK, cut(w, list, p, false, func(s secretView) string { return s.SecretID }), nil
-}
-
-func (e *Endpoints) getSecret(_ http.ResponseWriter, r *http.Request) (int, any, error) {
-	list, err := e.secrets(r)
-	if err != nil {
-		return 0, nil, err
-	}
-	for _, s := range list {
-		if s.SecretID == r.PathValue("secret") {
-			return http.StatusOK, s, nil
-		}
-	}
-	return 0, nil, api.Errorf(api.ErrNotFound, "secret %q not found", problem.Clip(r.PathValue("secret")))
 }

@@ -11,7 +11,6 @@ const (
 	noBuilds  = "templates are not built by this gateway: they are the images of its configuration (launcher.images), and snapshots; start a sandbox, prepare it, and take a snapshot"
 	noVolumes = "this gateway has no volumes; take a snapshot of a sandbox with the files, and create sandboxes from it"
 	noTeams   = "this gateway has no teams; API keys have roles and quotas (docs/keys.md)"
-	noSecrets = "secrets belong to the operator, who configures them with their sources (docs/secrets.md); they cannot be set or removed by the API"
 )
 
 // refusals are the endpoints of E2B that boxgate does not have.
@@ -28,9 +27,6 @@ var refusals = map[string]string{
 	"DELETE /templates/tags":                          noBuilds,
 	"PATCH /templates/{template}":                     "templates are seen by the keys that see their snapshot, and images by all keys; this cannot be changed",
 	"PATCH /v2/templates/{template}":                  "templates are seen by the keys that see their snapshot, and images by all keys; this cannot be changed",
-	"POST /secrets":                                   noSecrets,
-	"POST /secrets/{secret}":                          noSecrets,
-	"DELETE /secrets/{secret}":                        noSecrets,
 	"/volumes":                                        noVolumes,
 	"/volumes/{volume}":                               noVolumes,
 	"/volumecontent/{rest...}":                        noVolumes,

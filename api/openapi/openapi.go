@@ -111,6 +111,7 @@ var pathDocs = map[string]string{
 
 	"snapshot": "ID of a snapshot",
 	"name":     "name of a secret of the configuration",
+	"secret":   "name of a secret of the calling API key, or ID of a secret of an API key",
 
 	"api_key":    "ID or name of an API key",
 	"ssh_key":    "ID of a public key",

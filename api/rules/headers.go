@@ -183,7 +183,7 @@ func (e *Endpoints) readHeaders(w http.ResponseWriter, r *http.Request, removed 
 	if removed != nil {
 		data, *removed = takeNulls(data, &p)
 	}
-	rules, err := policy.ParseHeaderRules(data, access.Secrets(r.Context(), e.HasSecret))
+	rules, err := policy.ParseHeaderRules(data, e.Secrets.Finder(r.Context()))
 	if err := p.Merge("", err); err != nil {
 		return nil, nil, err
 	}

@@ -110,7 +110,7 @@ func (e *Endpoints) givenNetwork(w http.ResponseWriter, r *http.Request) (set ap
 	rules := given.Headers
 	switch {
 	case len(body.AttachHeaders.RawMessage) > 0:
-		own, err := policy.ParseHeaderRules(body.AttachHeaders.RawMessage, access.Secrets(r.Context(), e.HasSecret))
+		own, err := policy.ParseHeaderRules(body.AttachHeaders.RawMessage, e.Secrets.Finder(r.Context()))
 		if err := p.Merge("/attach_headers", err); err != nil {
 			return set, nil, err
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/change"
 	"boxgate/api/history"
 	"boxgate/api/problem"
@@ -77,8 +78,7 @@ type Endpoints struct {
 	Host    Host
 	History *history.History
 	Bodies  strict.Bodies
-	// HasSecret reports whether header rules may name a secret.
-	HasSecret func(name string) bool
+	Secrets access.Secrets // that header rules may name
 }
 
 // Routes lists the endpoints.

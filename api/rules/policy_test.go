@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/apitest"
 	"boxgate/api/history"
 	"boxgate/api/rules"
@@ -277,7 +278,7 @@ func serve(t testing.TB) *fixture {
 	t.Helper()
 	f := &fixture{host: apitest.NewHost(t), history: history.New(nil)}
 	known := func(name string) bool { return name != "unknown" }
-	f.Served = apitest.Serve(t, f.host, (&rules.Endpoints{Boxes: f.host, Host: f.host, History: f.history, Bodies: apitest.Bodies, HasSecret: known}).Routes())
+	f.Served = apitest.Serve(t, f.host, (&rules.Endpoints{Boxes: f.host, Host: f.host, History: f.history, Bodies: apitest.Bodies, Secrets: access.Secrets{Has: known}}).Routes())
 	return f
 }
 

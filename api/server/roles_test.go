@@ -59,7 +59,7 @@ var mayCall = map[api.Role]func(rt rest.Route) bool{
 	api.RoleAdmin: func(rest.Route) bool { return true },
 	api.RoleReader: func(rt rest.Route) bool {
 		return slices.Contains(strings.Fields(`getDescription listBoxes getBox getBoxStatus listUsageSamples getLimits getPolicy getNetwork getLeases getEnforcement getHeaders getGlobalHeaders listBoxDecisions
-			listObservations listPastObservations listDecisions listActivity searchBoxDecisions searchDecisions explainDecision replayPolicy learnPolicy listPolicyVersions getPolicyVersion listUrls getPorts listBoxSnapshots listSnapshots getEnvironment getStatus getBoxCa getCa listSecrets getModelUsage listNamedPolicies getNamedPolicy
+			listObservations listPastObservations listDecisions listActivity searchBoxDecisions searchDecisions explainDecision replayPolicy learnPolicy listPolicyVersions getPolicyVersion listUrls getPorts listBoxSnapshots listSnapshots getEnvironment getStatus getBoxCa getCa listSecrets listKeySecrets getKeySecret getModelUsage listNamedPolicies getNamedPolicy
 			listApprovals listBoxApprovals getApproval getAsking`), rt.ID)
 	},
 	api.RoleAuditor: func(rt rest.Route) bool {
@@ -73,7 +73,7 @@ var mayCall = map[api.Role]func(rt rest.Route) bool{
 		return strings.HasPrefix(rt.Path, "/v2/box/{id}") && rt.ID != "reattachBox" && rt.ID != "detachBox" && rt.ID != "diagnoseHost" && rt.ID != "setSource"
 	},
 	api.RoleCreator: func(rt rest.Route) bool {
-		return slices.Contains([]string{"createBox", "createBoxFromSnapshot", "listSnapshots", "deleteSnapshots", "listNamedPolicies", "getNamedPolicy"}, rt.ID)
+		return slices.Contains([]string{"createBox", "createBoxFromSnapshot", "listSnapshots", "deleteSnapshots", "listNamedPolicies", "getNamedPolicy", "createKeySecret", "listKeySecrets", "getKeySecret", "replaceKeySecret", "deleteKeySecret"}, rt.ID)
 	},
 	api.RoleApprover: func(rt rest.Route) bool {
 		return slices.Contains([]string{"listApprovals", "listBoxApprovals", "getApproval", "answerApproval"}, rt.ID)

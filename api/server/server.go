@@ -32,6 +32,7 @@ import (
 	"boxgate/api/harness"
 	"boxgate/api/history"
 	"boxgate/api/keys"
+	"boxgate/api/keysecrets"
 	"boxgate/api/lifecycle"
 	"boxgate/api/openapi"
 	"boxgate/api/problem"
@@ -49,6 +50,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/required"
 	"boxgate/llm"
+	"boxgate/policy/name"
 	"boxgate/quota"
 )
 
@@ -76,6 +78,7 @@ type Services struct {
 	Doctor      doctor.Host
 	Captures    har.Host
 	Keys        keys.Host
+	KeySecrets  keysecrets.Host
 	TrailReader trailapi.Host
 	Health      gateway.Health
 	Store       gateway.Store
@@ -105,6 +108,8 @@ type Config struct {
 	Hosts []string
 	// HasSecret reports whether a secret exists, so that header rules may refer to it. nil: there are no secrets.
 	HasSecret func(name string) bool
+	// KeySecret finds a secret that an API key has stored, like the OfKey of [access.Secrets]. nil: there are none.
+	KeySecret func(key, n string, host name.Pattern) (source, flaw string, found bool)
 	// Watcher reports changes of files. nil: they are not watched.
 	Watcher files.Watcher
 	// E2B serves the dialect of E2B's SDK as well. nil: it is off.
@@ -338,8 +343,9 @@ type endpoints struct {
 // packages returns all endpoints except that of the OpenAPI document.
 func (a *API) packages() []endpoints {
 	bodies, past, output := a.bodies(), a.History, capture.New(a.MaxBuffered)
+	named := access.Secrets{Has: a.HasSecret, OfKey: a.KeySecret}
 	return []endpoints{
-		{"boxes", "Creating, attaching, listing and deleting boxes", &boxes.Endpoints{Boxes: a.Boxes, Host: a.Life, Snapshots: a.Snapshots, SelfTests: a.SelfTests, Samples: a.Samples, History: past, Bodies: bodies, HasSecret: a.HasSecret, Meters: a.Meters}},
+		{"boxes", "Creating, attaching, listing and deleting boxes", &boxes.Endpoints{Boxes: a.Boxes, Host: a.Life, Snapshots: a.Snapshots, SelfTests: a.SelfTests, Samples: a.Samples, History: past, Bodies: bodies, Secrets: named, Meters: a.Meters}},
 		{"lifecycle", "Pausing, resuming and starting boxes", &lifecycle.Endpoints{Boxes: a.Boxes, Host: a.Lifecycle, History: past, Bodies: bodies}},
 		{"commands", "Commands in boxes", &exec.Endpoints{Boxes: a.Boxes, Host: a.Commands, Events: a.Decisions, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
 		{"agents", "Agents of boxes", &harness.Endpoints{Boxes: a.Boxes, Runner: harness.Runner{Commands: a.Commands, Settings: a.Settings, History: past}, Webhooks: a.Webhooks, Bodies: a.runBodies()}},
@@ -347,7 +353,7 @@ func (a *API) packages() []endpoints {
 		{"processes", "Commands that several calls share", &process.Endpoints{Boxes: a.Boxes, Processes: a.running, Bodies: bodies}},
 		{"files", "Files of boxes", &files.Endpoints{Boxes: a.Boxes, Host: a.Files, Bodies: bodies, MaxRead: a.MaxRead, Output: output, Watcher: a.Watcher, Stopping: a.stopping}},
 		{"git", "Git in boxes", &git.Endpoints{Boxes: a.Boxes, Host: a.Git, Commands: a.Commands, Rules: a.Rules, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
-		{"rules", "Network policies and header rules", &rules.Endpoints{Boxes: a.Boxes, Host: a.Rules, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
+		{"rules", "Network policies and header rules", &rules.Endpoints{Boxes: a.Boxes, Host: a.Rules, History: past, Bodies: bodies, Secrets: named}},
 		{"decisions", "Decisions about the traffic of boxes", &egress.Endpoints{Boxes: a.Boxes, Host: a.Decisions, Rules: a.Explain, Versions: a.Versions, Bodies: bodies, Stopping: a.stopping}},
 		{"approvals", "Requests of boxes for access, and the answers to them", &approvals.Endpoints{Boxes: a.Boxes, Host: a.Approvals, History: past, Bodies: bodies}},
 		{"har", "HTTP archives of the requests of boxes", &har.Endpoints{Boxes: a.Boxes, Host: a.Captures, Bodies: bodies, Stopping: a.stopping}},
@@ -357,6 +363,7 @@ func (a *API) packages() []endpoints {
 		{"snapshots", "Snapshots of boxes", &snapshots.Endpoints{Boxes: a.Boxes, Host: a.Snapshots, History: past, Bodies: bodies}},
 		{"settings", "Other settings of boxes", &settings.Endpoints{Boxes: a.Boxes, Host: a.Settings, Rules: a.BoxRules, Headers: a.Rules, History: past, Bodies: bodies, Meters: a.Meters}},
 		{"keys", "API keys", &keys.Endpoints{Boxes: a.Boxes, Host: a.Keys, Bodies: bodies}},
+		{"secrets", "Secrets of API keys", &keysecrets.Endpoints{Host: a.KeySecrets, Bodies: bodies}},
 		{"audit", "The audit trail", &trailapi.Endpoints{Boxes: a.Boxes, Host: a.TrailReader, Stopping: a.stopping}},
 		{"reports", "Reports for auditors", report.New(a.Boxes, a.Decisions, a.TrailReader, a.Secrets, a.Versions)},
 		{"gateway", "The gateway itself", &gateway.Endpoints{

@@ -27,6 +27,7 @@ import (
 	"boxgate/api/har"
 	"boxgate/api/harness"
 	"boxgate/api/keys"
+	"boxgate/api/keysecrets"
 	"boxgate/api/lifecycle"
 	"boxgate/api/openapi"
 	"boxgate/api/rest"
@@ -60,6 +61,7 @@ type anything interface {
 	session.Host
 	files.Host
 	git.Host
+	keysecrets.Host
 	rules.Host
 	settings.Rules
 	settings.Host
@@ -83,7 +85,7 @@ type anything interface {
 func services(h anything) Services {
 	return Services{
 		Boxes: h, Life: h, Lifecycle: h, Commands: h, Sessions: h, Files: h, Git: h, Rules: h, BoxRules: h, Explain: h, Settings: h, Decisions: h, Versions: h,
-		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Samples: h, Doctor: h, Captures: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h, Approvals: h, Models: h,
+		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Samples: h, Doctor: h, Captures: h, Keys: h, KeySecrets: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h, Approvals: h, Models: h,
 	}
 }
 
@@ -440,13 +442,14 @@ var doors = map[string][]string{
 	"snapshots": {"takeSnapshot"},            // also snapshot_bytes
 	"urls":      {"createUrl", "sharePorts"}, // createUrl also domains
 	"schedules": {"addSchedule"},
+	"secrets":   {"createKeySecret"},
 	"commands":  {"runCommand", "streamCommand", "startCommand", "runCode", "streamCode", "openSession", "startProcess", "runAgent", "streamAgent", "gitClone", "gitCommit", "gitPush", "gitCheckout", "gitExec", "gitCreatePullRequest"},
 	"": { // makes no lasting objects, or only a bounded number per box
 		"reattachBox", "detachBox", "createBoxToken", "deleteBoxToken", "deleteBoxes", "deleteBox", "testBox", "diagnoseHost", "captureRequests", "pauseBox", "resumeBox", "writeProcess", "signalProcess", "resizeProcess", "setStartup", "deleteStartup", "setInitCommand", "deleteInitCommand", "cancelRun",
 		"writeFile", "makeDirectory", "removeFile", "renameFile", "unpackFiles", "uploadFiles", "setFileAttributes", "setGitIdentity", "setGitIdentityAsBefore",
 		"setLifetime", "setEnd", "suspendBox", "setMetadata", "setPolicy", "addLeases", "endLeases", "setEnforcement", "setNetwork", "setHeaders", "changeHeaders", "setGlobalHeaders", "changeGlobalHeaders", "setNamedPolicy", "deleteNamedPolicy", "deleteUrl", "signUrl", "unsharePorts",
 		"changeSchedule", "deleteSchedule", "pauseSchedule", "resumeSchedule", "deleteSnapshot", "deleteSnapshots", "setEnvironment", "setVariable", "deleteVariable", "addLabel", "removeLabel",
-		"setSource", "changeLimits", "setModel", "setCustomRunner", "addSkill", "removeSkill", "removeRepository", "refreshSecret", "rotateStoreKey", "backupStore", "rotateApiKey",
+		"setSource", "changeLimits", "setModel", "setCustomRunner", "addSkill", "removeSkill", "removeRepository", "refreshSecret", "replaceKeySecret", "deleteKeySecret", "rotateStoreKey", "backupStore", "rotateApiKey",
 		"createApiKey", "changeApiKey", "deleteApiKey", "replaceApiKey", "addSshKey", "deleteSshKey", "answerApproval", "setAsking",
 	},
 }

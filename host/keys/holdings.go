@@ -20,8 +20,8 @@ import (
 	"boxgate/store"
 )
 
-// Holdings counts the objects of API keys for their quotas: boxes, snapshots, public URLs and their custom domains, and
-// schedules. An object counts for the key that made it; objects of older versions, without a recorded creator, count for
+// Holdings counts the objects of API keys for their quotas: boxes, snapshots, public URLs and their custom domains,
+// schedules, and secrets. An object counts for the key that made it; objects of older versions, without a recorded creator, count for
 // the operator. Safe for concurrent use.
 type Holdings struct {
 	log       *zap.Logger
@@ -36,7 +36,7 @@ type Holdings struct {
 	// space returns an error if the state directory has no space for n more bytes.
 	space func(n int64) error
 
-	kinds [quotas.Schedules + 1]kindHoldings
+	kinds [quotas.Secrets + 1]kindHoldings
 }
 
 // kindHoldings guards the count of one kind.
@@ -161,6 +161,8 @@ func (h *Holdings) countLocked(k quotas.Kind, key string, age time.Duration) (in
 		return stored.Domains, err
 	case quotas.Schedules:
 		return stored.Schedules, err
+	case quotas.Secrets:
+		return stored.Secrets, err
 	}
 	return 0, err
 }

@@ -150,13 +150,14 @@ api/gateway: policy api internal/buildinfo api/problem api/rest api/strict
 api/git: policy api api/capture api/history api/problem api/rest api/spec api/strict
 api/harness: policy agents api api/access api/history api/problem api/rest api/schema api/stream api/strict quota llm
 api/history: policy api api/problem api/stream quota llm
+api/keysecrets: policy api api/access api/apitest api/problem api/rest api/spec api/strict
 api/keys: policy api api/problem api/rest api/strict quota internal/lazyregexp llm api/spec
 api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
 api/openapi: api api/problem api/rest api/strict
 api/problem: policy api quota
 api/rest: policy api api/problem api/strict quota internal/lazyregexp llm
 api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
-api/server: policy llm rule/header audit api api/e2b api/e2b/envd api/e2b/token api/process api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
+api/server: policy llm rule/header audit api api/e2b api/e2b/envd api/e2b/token api/process api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/keysecrets api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/schema:
 api/session: policy api api/access api/history api/problem api/rest api/spec api/strict quota
@@ -246,6 +247,7 @@ host/handover: policy
 host/handover/handovertest: policy host/handover
 host/approvals: policy api api/change audit boundary host/change host/state internal/fault internal/ratelimit internal/required store
 host/authlimit: internal/socket internal/peernet quota
+host/keysecrets: policy api host/change internal/fault internal/required proxy proxy/exchange quota store
 host/keys: policy api api/e2b/token host/change host/snapshots host/state internal/required launcher quota secrets secrets/identity store llm
 host/lease: internal/fault store
 host/listen: config dns firewall firewall/network host/netns host/handover host/nslock host/systemd proxy selftest

@@ -14,6 +14,7 @@ import (
 	"boxgate/policy/document"
 	"boxgate/policy/name"
 	"boxgate/policy/policytest"
+	"boxgate/rule"
 )
 
 // TestGoldenProblems compares the errors about bad policies and headers with the tables of testdata/problems: each
@@ -41,7 +42,7 @@ func readAny(f txtar.File) error {
 		_, _, err := Parse(f.Data)
 		return err
 	}
-	_, err := policy.ParseHeaderRules(f.Data, func(secret string) bool { return secret == "openai" })
+	_, err := policy.ParseHeaderRules(f.Data, rule.Configured(func(secret string) bool { return secret == "openai" }))
 	return err
 }
 

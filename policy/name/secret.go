@@ -73,6 +73,27 @@ func IsSecretName(s string) bool {
 	return true
 }
 
+// keySecretSeparator is between the parts of the ID of a secret of an API key. No name of a secret has it.
+const keySecretSeparator = ":"
+
+// KeySecret returns the ID of a secret of an API key, from the key's ID and the secret's name: "key_0123456789abcdef:openai".
+func KeySecret(key, n string) string { return key + keySecretSeparator + n }
+
+// SplitKeySecret splits the ID of a secret of an API key; ok is false for any other text.
+func SplitKeySecret(s string) (key, n string, ok bool) {
+	key, n, ok = strings.Cut(s, keySecretSeparator)
+	if !ok || !IsSecretName(key) || !IsSecretName(n) {
+		return "", "", false
+	}
+	return key, n, true
+}
+
+// IsKeySecret reports whether s is the ID of a secret of an API key.
+func IsKeySecret(s string) bool {
+	_, _, ok := SplitKeySecret(s)
+	return ok
+}
+
 // ShownSecretName returns an invalid name of a secret for an error message, up to the first invalid character. The rest is
 // often the value, as in YAML's {value:…} with a missing space.
 func ShownSecretName(n string) string {

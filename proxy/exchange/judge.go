@@ -3,6 +3,7 @@ package exchange
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -73,6 +74,7 @@ type Decision struct {
 
 	Via           *Via             // the proxy to which it is sent; nil: to its server
 	identity      *origin.Identity // the client certificate for the connection; may be nil
+	values        values           // of secrets, for this request
 	sources       []string         // secrets of the configuration that are sent
 	revokedBefore uint64           // count of revocations before these secrets were fetched
 	capture       *har.Capture     // gets the secrets that are sent; may be nil
@@ -360,9 +362,13 @@ type Revocations struct {
 	count atomic.Uint64 // of all revocations
 
 	mu   sync.Mutex
-	last map[string]uint64 // secret → count after its latest revocation
+	last map[string]uint64 // secret → count after its latest revocation; see ofAll for those of an API key
 	used map[string]bool   // secrets that were sent with a request
+	each map[string]int    // ID of an API key → number of its secrets in last
 }
+
+// maxRevoked is the number of revoked secrets of an API key that are told apart. API keys can make and delete secrets without end.
+const maxRevoked = 256
 
 // Revoke records a revocation. Requests in progress that were sent with the secret are cut when their connections are
 // rechecked.
@@ -372,8 +378,36 @@ func (v *Revocations) Revoke(secret string) {
 	if v.last == nil {
 		v.last = map[string]uint64{}
 	}
+	_, known := v.last[secret]
 	v.last[secret] = v.count.Load() + 1
+	if owner, _, ok := name.SplitKeySecret(secret); ok && !known {
+		v.boundOwner(owner)
+	}
 	v.count.Add(1)
+}
+
+// boundOwner counts another revoked secret of an API key. When there are too many, the revocation counts for all secrets of the key. The
+// caller holds v.mu.
+func (v *Revocations) boundOwner(owner string) {
+	if v.each == nil {
+		v.each = map[string]int{}
+	}
+	if v.each[owner]++; v.each[owner] <= maxRevoked {
+		return
+	}
+	ofOwner := func(secret string) bool { key, _, ok := name.SplitKeySecret(secret); return ok && key == owner }
+	maps.DeleteFunc(v.last, func(secret string, _ uint64) bool { return ofOwner(secret) })
+	v.last[ofAll(owner)], v.each[owner] = v.count.Load()+1, 0
+}
+
+// ofAll returns the key of v.last for all secrets of an API key. It is the name of no secret.
+func ofAll(owner string) string { return name.KeySecret(owner, "") }
+
+// Forget forgets that a secret was used, once the connections with it were cut.
+func (v *Revocations) Forget(secret string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.used, secret)
 }
 
 // Used reports whether a secret was sent with a request.
@@ -407,7 +441,10 @@ func (v *Revocations) since(then uint64, secrets []string) bool {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return slices.ContainsFunc(secrets, func(s string) bool { return v.last[s] > then })
+	return slices.ContainsFunc(secrets, func(s string) bool {
+		owner, _, ofKey := name.SplitKeySecret(s)
+		return v.last[s] > then || ofKey && v.last[ofAll(owner)] > then
+	})
 }
 
 // Revoked reports whether a secret of the request was revoked after the request was judged.

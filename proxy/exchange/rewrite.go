@@ -169,16 +169,19 @@ func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Probl
 
 // refreshValues refreshes all values that are sent with the request.
 func (r *Decision) refreshValues(ctx context.Context, s *Session) (err error) {
-	if err = r.setHeaders(ctx, s); err != nil {
+	if err = r.takeValues(s); err != nil {
+		return err
+	}
+	if err = r.setHeaders(ctx); err != nil {
 		return err
 	}
 	if err = r.introduce(s); err != nil { // otherwise the box could send those headers itself
 		return err
 	}
-	if r.identity, err = s.Core.identity(ctx, r.header.OnConnections().Identity); err != nil {
+	if r.identity, err = s.Core.identity(ctx, &r.values, r.header.OnConnections().Identity); err != nil {
 		return err
 	}
-	r.Swaps, err = s.Core.refreshed(ctx, r.header.OnRequests(), r.Swaps)
+	r.Swaps, err = r.values.refreshed(ctx, r.header.OnRequests(), r.Swaps)
 	return err
 }
 
@@ -232,7 +235,7 @@ func (w *Rewriting) setQuery(ctx context.Context) error {
 			return err
 		}
 	}
-	target, err := setter.SetQuery(ctx, w.s.Core, placeholder.SwapTarget(target, w.r.Swaps), w.r.addMaskText)
+	target, err := setter.SetQuery(ctx, &w.r.values, placeholder.SwapTarget(target, w.r.Swaps), w.r.addMaskText)
 	if err != nil {
 		return err
 	}
@@ -320,13 +323,18 @@ func (w *Rewriting) decoded(ctx context.Context) (plain []byte, fits bool, err e
 
 // valuesOf returns the values of placeholders in the body or in a message, as given by places.
 func (r *Decision) valuesOf(ctx context.Context, s *Session, tokens []string, places rule.Places) ([]string, error) {
-	values := make([]string, 0, len(tokens))
+	values, from := make([]string, 0, len(tokens)), &r.values
+	if places.Has(rule.InWebSocket) { // long after the request
+		if err := r.takeValues(s); err != nil {
+			return nil, err
+		}
+	}
 	for _, token := range tokens {
 		ph := r.placeholderNow(s, token, places)
 		if ph == nil {
 			return nil, placeholder.ErrLate
 		}
-		v, err := ph.Bare(ctx, s.Core)
+		v, err := ph.Bare(ctx, from)
 		if err != nil {
 			return nil, err
 		}

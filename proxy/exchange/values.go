@@ -30,15 +30,53 @@ type Secrets interface {
 	Secret(ctx context.Context, name string) (name.Secret, error)
 }
 
+// BoundSecrets are one state of the secrets, some of which may only be sent to certain hosts. Safe for concurrent use.
+type BoundSecrets interface {
+	Secrets
+	// Permits returns an error if a secret may not be sent to a host.
+	Permits(source string, host name.Name, port uint16) error
+}
+
+// Snapshots are Secrets whose values can be replaced at any time. All values of a request are of one snapshot.
+type Snapshots interface {
+	// Snapshot returns the present state. It does not allocate.
+	Snapshot() BoundSecrets
+}
+
+// values are the secrets of one request.
+type values struct {
+	from  Secrets      // nil: the gateway has none
+	bound BoundSecrets // nil: no secret is bound to hosts
+}
+
+// values returns the present state of the secrets.
+func (k *Core) values() values {
+	if s, ok := k.Secrets.(Snapshots); ok {
+		now := s.Snapshot()
+		return values{now, now}
+	}
+	return values{from: k.Secrets}
+}
+
+// permit returns an error if a secret may not be sent to a host.
+func (v *values) permit(sources []string, host name.Name, port uint16) error {
+	if v.bound == nil {
+		return nil
+	}
+	for _, source := range sources {
+		if err := v.bound.Permits(source, host, port); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // errNoSecrets is the error for every secret if the gateway has no secrets.
 var errNoSecrets = errors.New("the gateway has no secrets")
 
-// Text implements [rule.Secrets].
-func (k *Core) Text(ctx context.Context, name string) (string, error) { return k.secret(ctx, name) }
-
-// secret returns the value of a secret, checked to be a valid header value.
-func (k *Core) secret(ctx context.Context, name string) (string, error) {
-	v, err := k.fetch(ctx, name)
+// Text implements [rule.Secrets]: it returns the value of a secret, checked to be a valid header value.
+func (s *values) Text(ctx context.Context, name string) (string, error) {
+	v, err := s.fetch(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -49,12 +87,12 @@ func (k *Core) secret(ctx context.Context, name string) (string, error) {
 }
 
 // fetch returns the value of a secret, which is not empty.
-func (k *Core) fetch(ctx context.Context, name string) (string, error) {
-	s, err := k.document(ctx, name)
+func (s *values) fetch(ctx context.Context, name string) (string, error) {
+	found, err := s.document(ctx, name)
 	if err != nil {
 		return "", err
 	}
-	v := s.Reveal()
+	v := found.Reveal()
 	if v == "" {
 		return "", fmt.Errorf("secret %q: the value is empty", name)
 	}
@@ -62,10 +100,10 @@ func (k *Core) fetch(ctx context.Context, name string) (string, error) {
 }
 
 // setHeaders sets the header fields of the rule with their current values.
-func (r *Decision) setHeaders(ctx context.Context, s *Session) (err error) {
+func (r *Decision) setHeaders(ctx context.Context) (err error) {
 	r.Set = nil
 	if setter := r.header.OnRequests().Headers; setter != nil {
-		r.Set, err = setter.HeaderFields(ctx, s.Core)
+		r.Set, err = setter.HeaderFields(ctx, &r.values)
 	}
 	r.ownFields = len(r.Set)
 	return err
@@ -88,11 +126,14 @@ func (r *Decision) fillValues(ctx context.Context, s *Session, m *Message) {
 	}
 	var err error
 	r.revokedBefore = s.Core.Revoked.count.Load()
-	if err = r.setHeaders(ctx, s); err == nil {
-		r.Swaps, err = s.Core.swaps(ctx, r.header.OnRequests(), m.Tokens.Found)
+	if err = r.takeValues(s); err == nil {
+		err = r.setHeaders(ctx)
 	}
 	if err == nil {
-		r.identity, err = s.Core.identity(ctx, r.header.OnConnections().Identity)
+		r.Swaps, err = r.values.swaps(ctx, r.header.OnRequests(), m.Tokens.Found)
+	}
+	if err == nil {
+		r.identity, err = s.Core.identity(ctx, &r.values, r.header.OnConnections().Identity)
 	}
 	if err == nil {
 		err = r.redirect(s, m)
@@ -106,6 +147,21 @@ func (r *Decision) fillValues(ctx context.Context, s *Session, m *Message) {
 	}
 	r.sources = r.sourcesOf()
 	s.Core.Revoked.markUsed(r.sources)
+}
+
+// takeValues takes the present state of the secrets for the request, so that a replacement during it changes all of its values or none. It
+// fails if one of them may not be sent to the host.
+func (r *Decision) takeValues(s *Session) error {
+	r.values = s.Core.values()
+	does := r.header.OnRequests()
+	err := r.values.permit(does.Sources, r.Request.Name, r.Request.Port)
+	if err == nil {
+		err = r.values.permit(does.Swapped, r.Request.Name, r.Request.Port)
+	}
+	if i := r.header.OnConnections().Identity; err == nil && i != nil {
+		err = r.values.permit(i.Sources(), r.Request.Name, r.Request.Port)
+	}
+	return err
 }
 
 // named caches the list of headers set for the latest request, for requests with the same ones.
@@ -167,11 +223,11 @@ func LeakProblem() *problem.Problem {
 }
 
 // swaps returns the values of the placeholders in the request. It does not fetch the values of other placeholders.
-func (k *Core) swaps(ctx context.Context, does *rule.Request, tokens []placeholder.Sent) ([]placeholder.Swap, error) {
+func (s *values) swaps(ctx context.Context, does *rule.Request, tokens []placeholder.Sent) ([]placeholder.Swap, error) {
 	var out []placeholder.Swap
 	for _, t := range tokens {
 		ph := does.Placeholder(t.Text)
-		v, err := ph.Bare(ctx, k)
+		v, err := ph.Bare(ctx, s)
 		if err != nil {
 			return nil, err
 		}
@@ -184,12 +240,12 @@ func (k *Core) swaps(ctx context.Context, does *rule.Request, tokens []placehold
 }
 
 // refreshed returns swaps with their current values.
-func (k *Core) refreshed(ctx context.Context, does *rule.Request, swaps []placeholder.Swap) ([]placeholder.Swap, error) {
+func (s *values) refreshed(ctx context.Context, does *rule.Request, swaps []placeholder.Swap) ([]placeholder.Swap, error) {
 	out := slices.Clone(swaps)
 	for i := range out {
 		if ph := does.Placeholder(out[i].Token); ph != nil {
 			var err error
-			if out[i].Value, err = ph.Bare(ctx, k); err != nil {
+			if out[i].Value, err = ph.Bare(ctx, s); err != nil {
 				return nil, err
 			}
 		}
@@ -260,15 +316,15 @@ type parsedIdentity struct {
 var errExpired = errors.New("the certificate has expired")
 
 // identity returns the client certificate of a rule, or nil if it has none.
-func (k *Core) identity(ctx context.Context, of rule.Identity) (*origin.Identity, error) {
+func (k *Core) identity(ctx context.Context, s *values, of rule.Identity) (*origin.Identity, error) {
 	if of == nil {
 		return nil, nil
 	}
-	certificate, err := k.document(ctx, of.CertificateSource())
+	certificate, err := s.document(ctx, of.CertificateSource())
 	if err != nil {
 		return nil, err
 	}
-	key, err := k.document(ctx, of.KeySource())
+	key, err := s.document(ctx, of.KeySource())
 	if err != nil {
 		return nil, err
 	}
@@ -303,15 +359,15 @@ func (i *identities) get(effect rule.Identity, certificate, key name.Secret) (*o
 }
 
 // document returns the value of a secret that need not be a valid header value.
-func (k *Core) document(ctx context.Context, n string) (name.Secret, error) {
-	if k.Secrets == nil {
+func (s *values) document(ctx context.Context, n string) (name.Secret, error) {
+	if s.from == nil {
 		return name.Secret{}, fmt.Errorf("secret %q: %w", n, errNoSecrets)
 	}
-	s, err := k.Secrets.Secret(ctx, n)
+	v, err := s.from.Secret(ctx, n)
 	if err != nil {
 		return name.Secret{}, fmt.Errorf("secret %q: %w", n, err)
 	}
-	return s, nil
+	return v, nil
 }
 
 // Credential is a value for logging in on a connection. The zero value is a literal.
@@ -325,12 +381,19 @@ type Credential struct {
 // Credential for checking later whether it was revoked.
 func (k *Core) Credential(ctx context.Context, source string) (name.Secret, Credential, error) {
 	c := Credential{k, source, k.Revoked.count.Load()}
-	v, err := k.fetch(ctx, source)
+	s := k.values()
+	v, err := s.fetch(ctx, source)
 	if err != nil {
 		return name.Secret{}, c, err
 	}
 	k.Revoked.markUsed([]string{source})
 	return name.NewSecret(v), c, nil
+}
+
+// Permits returns an error if a secret may not be sent to a host.
+func (k *Core) Permits(source string, host name.Name, port uint16) error {
+	s := k.values()
+	return s.permit([]string{source}, host, port)
 }
 
 // Revoked reports whether the value was revoked after it was fetched.
@@ -376,7 +439,7 @@ func (w *Rewriting) sign(ctx context.Context) error {
 	if w.hash && w.read && !w.Whole {
 		return signer.TooLarge()
 	}
-	signed, err := signer.Sign(ctx, w.s.Core, w.message())
+	signed, err := signer.Sign(ctx, &w.r.values, w.message())
 	if err != nil {
 		return err
 	}

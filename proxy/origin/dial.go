@@ -33,7 +33,7 @@ type Config struct {
 	HandshakeTimeout time.Duration
 	// Credential returns the value of a secret of the configuration, for upstream proxies, and a function that reports
 	// whether it has been revoked since. nil: there are no secrets.
-	Credential func(ctx context.Context, secret string) (value name.Secret, revoked func() bool, err error)
+	Credential func(ctx context.Context, secret string, host name.Name, port uint16) (value name.Secret, revoked func() bool, err error)
 	// Panicked logs a panic while connecting to a server. It is called on the stack of the panic; it may be nil.
 	Panicked  func(policy.BoxID, any)
 	Services  Services // of the operator; nil: there are none

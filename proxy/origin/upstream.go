@@ -15,7 +15,6 @@ import (
 	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/proxydial"
-	"boxgate/rule"
 )
 
 // This file connects to servers through upstream proxies. There is no fallback: if a proxy fails, the server is not dialled
@@ -80,7 +79,7 @@ func (p *Origins) dialBy(ctx context.Context, box *policy.Box, d Target, a netip
 	if !a.IsValid() {
 		to = net.JoinHostPort(d.name.String(), port)
 	}
-	as, revoked, err := p.credentials(ctx, d.Upstream.Login)
+	as, revoked, err := p.credentials(ctx, d.Upstream)
 	if err != nil {
 		return nil, &problem.Upstream{Reason: name.ReasonSecretUnavailable, Name: d.shown, Err: errors.New("the password for the upstream proxy: " + err.Error())}
 	}
@@ -101,10 +100,10 @@ func (p *Origins) dialBy(ctx context.Context, box *policy.Box, d Target, a netip
 // errRevoked refuses a connection whose password was revoked during the login.
 var errRevoked = errors.New("the password was revoked")
 
-// credentials returns the gateway's credentials, which may be nil, and a function that reports whether they have been
+// credentials returns the gateway's credentials for a proxy, which may be nil, and a function that reports whether they have been
 // revoked since.
-func (p *Origins) credentials(ctx context.Context, l rule.ProxyLogin) (as *proxydial.Credentials, revoked func() bool, err error) {
-	never := func() bool { return false }
+func (p *Origins) credentials(ctx context.Context, by *policy.UpstreamProxy) (as *proxydial.Credentials, revoked func() bool, err error) {
+	never, l := func() bool { return false }, by.Login
 	if l == nil {
 		return nil, never, nil
 	}
@@ -115,7 +114,7 @@ func (p *Origins) credentials(ctx context.Context, l rule.ProxyLogin) (as *proxy
 	case p.cfg.Credential == nil:
 		return nil, never, errors.New("the gateway has no secrets")
 	}
-	value, revoked, err := p.cfg.Credential(ctx, password.Source)
+	value, revoked, err := p.cfg.Credential(ctx, password.Source, by.Name, by.Port)
 	return &proxydial.Credentials{User: l.Username(), Password: value}, revoked, err
 }
 

@@ -226,7 +226,7 @@ func parseRemoved(at string, v document.Value, c *rule.Context) []Header {
 // ReadPlain reads an object of header names and literal values, sorted by name. It is for dialects without secrets of the gateway: an API key
 // that may write policies is not necessarily allowed to name secrets.
 func ReadPlain(at string, v document.Value, ps *document.Problems) []Header {
-	c := &rule.Context{Known: func(string) bool { return false }}
+	c := &rule.Context{Find: rule.Configured(func(string) bool { return false })}
 	list := parseSet(at, v, c)
 	Sort(list)
 	for _, h := range list {

@@ -298,7 +298,7 @@ func serveInMemory(t *testing.T) *apitest.Host {
 	services := server.Services{
 		Boxes: host, Life: host, Lifecycle: host, Commands: host, Sessions: host, Files: host, Git: host, Rules: host, BoxRules: host,
 		Explain: host, Settings: host, Decisions: host, Versions: host, URLs: host, Schedules: host, Webhooks: host, Snapshots: host, SelfTests: host, Samples: host, Doctor: host, Captures: host,
-		Keys: host, TrailReader: host, Health: host, Store: host, Secrets: host, Authorities: host, Approvals: host, Models: host,
+		Keys: host, KeySecrets: host, TrailReader: host, Health: host, Store: host, Secrets: host, Authorities: host, Approvals: host, Models: host,
 	}
 	a, err := server.New(server.Config{Services: services, FindKey: host.FindKey, HasSecret: func(name string) bool { return name == "openai" }})
 	if err != nil {

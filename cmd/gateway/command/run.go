@@ -21,6 +21,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/dialect"
 	"boxgate/preflight"
+	"boxgate/rule"
 )
 
 // runCommand holds the flags of `gateway run`.
@@ -178,7 +179,7 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 		return o, fmt.Errorf("--headers: %w", err)
 	}
 	known := func(name string) bool { _, ok := cfg.Secrets.Sources[name]; return ok }
-	rules, err := policy.ParseHeaderRules(values.Rules, known)
+	rules, err := policy.ParseHeaderRules(values.Rules, rule.Configured(known))
 	if err != nil {
 		return o, fmt.Errorf("--headers: %w", err)
 	}

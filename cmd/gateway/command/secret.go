@@ -27,7 +27,7 @@ type secretAnswer struct {
 
 // newSecretCommand is `gateway secret`.
 func newSecretCommand(o *cli.Options) *cobra.Command {
-	cmd := cli.Group("secret", "Show the state of the configured secrets, and read them again")
+	cmd := cli.Group("secret", "Show the state of the configured secrets, and store those of an API key")
 	cmd.AddCommand(&cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List the secrets with their sources and ages; values are never shown", Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -38,7 +38,7 @@ func newSecretCommand(o *cli.Options) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.Call(cmd, "POST", "/v2/secrets/"+url.PathEscape(args[0])+"/refresh", nil, cli.Decoded(printRefreshed))
 		},
-	}, newSecretUsedCommand(o), newSecretReplaceCommand(o))
+	}, newSecretUsedCommand(o), newSecretReplaceCommand(o), newSecretStoreCommand(o), newSecretStoredCommand(o), newSecretRemoveCommand(o))
 	return cmd
 }
 

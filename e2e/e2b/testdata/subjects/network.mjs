@@ -69,6 +69,47 @@ export default {
     const box = await create({ network: { rules: { [digests]: [{ transform: { headers: { Authorization: `Bearer ${Secret.fill("openai")}` } } }] } }, timeoutMs: 120_000 });
     assert.equal((await box.commands.run(`curl -sS https://${digests}/`)).stdout, sha256("Bearer sk-of-the-operator"));
   },
+  "a header with a secret of the API key": async ({ admin, assert, sha256, sdk, fails }) => {
+    const own = await admin("POST", "/v2/api-keys", { name: "secrets-own", role: "box-creator" });
+    const foreign = await admin("POST", "/v2/api-keys", { name: "secrets-foreign", role: "box-creator" });
+    const mine = new sdk.E2B({ apiKey: own.key }), theirs = new sdk.E2B({ apiKey: foreign.key });
+    const network = (name, host = digests) => ({ rules: { [host]: [{ transform: { headers: { Authorization: `Bearer ${mine.Secret.fill(name)}` } } }] } });
+    const made = await mine.Secret.create("openai", "sk-of-the-tenant", { metadata: { of: "tenant" } });
+    assert.deepEqual([made.name, made.version, made.metadata], ["openai", 1, { of: "tenant" }]);
+    assert.deepEqual((await mine.Secret.list().nextItems()).map((i) => i.name), ["openai"]);
+    const box = await mine.Sandbox.create({ network: network("openai"), timeoutMs: 120_000 });
+    const seen = async () => (await box.commands.run(`curl -sS https://${digests}/`)).stdout;
+    try {
+      assert.equal(await seen(), sha256("Bearer sk-of-the-tenant"));
+      // Another key neither sees, uses, changes nor deletes it, by its name or its ID.
+      assert.deepEqual(await theirs.Secret.list().nextItems(), []);
+      assert.equal(await theirs.Secret.exists("openai"), false);
+      assert.equal(await theirs.Secret.destroy("openai"), false);
+      await fails(theirs.Secret.update("openai", "stolen"), sdk.SecretNotFoundError, /not found/);
+      for (const name of ["openai", `${own.id}:openai`]) await fails(theirs.Sandbox.create({ network: network(name) }), sdk.SandboxError, /^400: .*secret/);
+      assert.deepEqual(await theirs.Sandbox.list().nextItems(), []);
+      // The next request has a new value.
+      assert.equal((await mine.Secret.update("openai", "sk-second")).version, 2);
+      assert.equal(await seen(), sha256("Bearer sk-second"));
+      assert.ok(!JSON.stringify([await mine.Secret.getInfo("openai"), await box.getInfo(), await admin("GET", "/v2/key-secrets"), await admin("GET", "/v2/audit"), await admin("GET", `/v2/box/${box.sandboxId}/config/attach-headers`)]).match(/sk-second|sk-of-the-tenant/), "a value is shown");
+      // A secret for one host goes to no other.
+      const bound = await fetch(`${process.env.BOXGATE_URL}/v2/key-secrets`, { method: "POST", headers: { "X-Box-Api-Key": own.key, "Content-Type": "application/json" }, body: JSON.stringify({ name: "bound", value: "sk-bound", hosts: ["other.example.com"] }) });
+      assert.equal(bound.status, 201, await bound.text());
+      await fails(box.updateNetwork(network("bound")), sdk.SandboxError, /^400: .*other\.example\.com/);
+      assert.equal(await seen(), sha256("Bearer sk-second"));
+      // Without the secret there is no request.
+      assert.equal(await mine.Secret.destroy("openai"), true);
+      assert.match((await box.commands.run(`curl -sS -i https://${digests}/`)).stdout, /^HTTP\S+ 502[^]*secret_unavailable/);
+      await mine.Secret.create("openai", "sk-third");
+      assert.equal(await seen(), sha256("Bearer sk-third"));
+      // It ends with its key.
+      await admin("DELETE", `/v2/api-keys/${own.id}`);
+      assert.ok(!(await admin("GET", "/v2/key-secrets")).key_secrets.some((s) => s.key_id === own.id));
+    } finally {
+      await sdk.Sandbox.kill(box.sandboxId);
+      await admin("DELETE", `/v2/api-keys/${foreign.id}`);
+    }
+  },
   "rules of a running sandbox change": async ({ assert, sha256 }, s) => {
     await s.injected.updateNetwork({ allowOut: [digests], denyOut: ["0.0.0.0/0"], rules: { [digests]: [{ transform: () => ({ headers: { Authorization: "second" } }) }] } });
     assert.equal((await s.injected.commands.run(`curl -sS https://${digests}/`)).stdout, sha256("second"));
