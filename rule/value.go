@@ -96,8 +96,8 @@ func BasicCredentials(user, password string) string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
 }
 
-// Finder finds the secret that a value names, for a rule of a host pattern, which may be zero. It returns the name by which the rule refers
-// to the secret, and why the rule may not use it, "" if it may.
+// Finder finds the secret that a value names, for a rule of a host pattern. The pattern may be zero. It returns how the rule refers to
+// the secret, and why the rule may not use it, "" if it may.
 type Finder func(n string, host name.Pattern) (source, flaw string)
 
 // errUnknownSecret is the flaw of a name without a secret.

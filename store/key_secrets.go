@@ -20,14 +20,14 @@ type KeySecret struct {
 	Key       string // ID of the API key
 	Name      string // unique among the secrets of the key
 	Value     name.Secret
-	Hosts     []string          // patterns of the hosts that it may be sent to; empty: those of the rules
+	Hosts     []string          // patterns of the hosts that it may be sent to; empty: the hosts of the rules
 	Metadata  map[string]string // texts of the client
 	Version   uint64            // 1, and one more with each new value
 	CreatedAt time.Time
 	UpdatedAt time.Time
 }
 
-// ID returns the name by which stored header rules refer to the secret.
+// ID returns how stored header rules refer to the secret.
 func (s KeySecret) ID() string { return name.KeySecret(s.Key, s.Name) }
 
 // keySecretPrefix precedes the ID of a secret in the keys of the settings.
@@ -95,7 +95,7 @@ func (db KeySecrets) Create(s KeySecret) error {
 	})
 }
 
-// Replace replaces the secret that has the version before, whose error is [ErrNotFound] if there is none, and [ErrConflict] if it has
+// Replace replaces a secret of the version before. The error is [ErrNotFound] if the key has no such secret, and [ErrConflict] if it has
 // another version.
 func (db KeySecrets) Replace(s KeySecret, before uint64) error {
 	return db.update(func(tx *transaction) error {
@@ -129,7 +129,7 @@ func putKeySecret(tx *transaction, s KeySecret) error {
 	return tx.putSealed(layout.Settings, keySecretPrefix+s.ID(), map[string]string{"secret": string(text)})
 }
 
-// Delete deletes a secret by its ID. The error is [ErrNotFound] if there is none.
+// Delete deletes a secret by its ID. The error is [ErrNotFound] if it does not exist.
 func (db KeySecrets) Delete(id string) error {
 	return db.update(func(tx *transaction) error {
 		settings, err := tx.table(layout.Settings)

@@ -76,7 +76,7 @@ func roleName(r api.Role) string {
 type Secrets struct {
 	// Has reports whether the configuration has a secret.
 	Has func(name string) bool
-	// OfKey finds a secret that an API key has stored, by its name or ID, for a rule of a host pattern. nil: there are none.
+	// OfKey finds a secret that an API key has stored, by its name or ID, for a rule of a host pattern. nil: keys have no secrets.
 	OfKey func(key, n string, host name.Pattern) (source, flaw string, found bool)
 }
 
@@ -91,7 +91,7 @@ func (s Secrets) Finder(ctx context.Context) rule.Finder {
 		}
 		own, why, found := s.OfKey(caller.Key, n, host)
 		if !found {
-			return source, flaw + ", and none that this API key has stored (POST /v2/key-secrets)"
+			return source, flaw + ", nor one that this API key has stored (POST /v2/key-secrets)"
 		}
 		return own, why
 	}

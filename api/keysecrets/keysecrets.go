@@ -40,12 +40,12 @@ type Endpoints struct {
 
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
-	one := reflect.TypeFor[secretView]()
+	one := reflect.TypeFor[keySecretView]()
 	return []rest.Route{
-		{Method: "POST", Path: "/v2/key-secrets", ID: "createKeySecret", Summary: "Store a secret of the calling API key, for header rules that it sets; the value cannot be read again", Status: 201, Request: reflect.TypeFor[createBody](), Example: `{"name":"openai","value":"sk-key","hosts":["api.openai.com"]}`, Response: one, Handle: e.create},
-		{Method: "GET", Path: "/v2/key-secrets", ID: "listKeySecrets", Summary: "The secrets of the calling API key, or of all keys for admin and read-only keys, without values", Response: reflect.TypeFor[secretsView](), Handle: e.list},
+		{Method: "POST", Path: "/v2/key-secrets", ID: "createKeySecret", Summary: "Store a secret of the calling API key, for header rules that it sets; the value cannot be read again", Status: 201, Request: reflect.TypeFor[newKeySecretBody](), Example: `{"name":"openai","value":"new-value","hosts":["api.openai.com"]}`, Response: one, Handle: e.create},
+		{Method: "GET", Path: "/v2/key-secrets", ID: "listKeySecrets", Summary: "The secrets of the calling API key, or of all keys for admin and read-only keys, without values", Response: reflect.TypeFor[keySecretsView](), Handle: e.list},
 		{Method: "GET", Path: "/v2/key-secrets/{secret}", ID: "getKeySecret", Summary: "A secret of an API key, without its value", Response: one, Handle: e.get},
-		{Method: "PUT", Path: "/v2/key-secrets/{secret}", ID: "replaceKeySecret", Summary: "Replace the value of a secret of the calling API key; boxes use it from their next request on", Request: reflect.TypeFor[replaceBody](), Example: `{"value":"sk-new"}`, Response: one, Handle: e.replace},
+		{Method: "PUT", Path: "/v2/key-secrets/{secret}", ID: "replaceKeySecret", Summary: "Replace the value of a secret of the calling API key; boxes use it from their next request on", Request: reflect.TypeFor[keySecretBody](), Example: `{"value":"next-value"}`, Response: one, Handle: e.replace},
 		{Method: "DELETE", Path: "/v2/key-secrets/{secret}", ID: "deleteKeySecret", Summary: "Delete a secret of an API key; requests whose header rules name it are refused from then on, and those in progress with it cut", Response: one, Handle: e.delete},
 	}
 }
@@ -53,21 +53,21 @@ func (e *Endpoints) Routes() []rest.Route {
 // maxHosts is the largest number of host patterns of a secret.
 const maxHosts = 64
 
-// createBody is a new secret.
-type createBody struct {
+// newKeySecretBody is a new secret.
+type newKeySecretBody struct {
 	Name string `json:"name" doc:"1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit; unique among the secrets of the key"`
-	replaceBody
+	keySecretBody
 }
 
-// replaceBody is a new value.
-type replaceBody struct {
+// keySecretBody is a new value.
+type keySecretBody struct {
 	Value    string            `json:"value" doc:"1 to 8192 bytes of visible ASCII, with spaces and tabs inside; never returned"`
 	Hosts    *[]string         `json:"hosts,omitempty" doc:"patterns of the hosts that it may be sent to, as in header rules; empty: every host of a rule that names it. Absent in a replacement: as before"`
 	Metadata map[string]string `json:"metadata,omitempty" doc:"texts of your programs about the secret, shown with it. Absent in a replacement: as before"`
 }
 
 // change checks the body.
-func (b replaceBody) change(p *problem.List) api.KeySecretChange {
+func (b keySecretBody) change(p *problem.List) api.KeySecretChange {
 	if b.Value == "" {
 		p.Add("/value", "is empty")
 	} else if flaw := match.HeaderValueFlaw(b.Value); flaw != "" { // does not quote the value
@@ -100,8 +100,8 @@ func canonicalHosts(p *problem.List, hosts []string) (out []string) {
 	return out
 }
 
-// secretView is a secret without its value.
-type secretView struct {
+// keySecretView is a secret without its value.
+type keySecretView struct {
 	ID        string            `json:"id" example:"key_0123456789abcdef:openai" doc:"names it among the secrets of all API keys, also in header rules as they are read and in decisions"`
 	Name      string            `json:"name"`
 	KeyID     string            `json:"key_id" doc:"ID of the API key that has stored it"`
@@ -112,13 +112,13 @@ type secretView struct {
 	UpdatedAt string            `json:"updated_at"`
 }
 
-// secretsView is a list of secrets.
-type secretsView struct {
-	Secrets []secretView `json:"key_secrets" doc:"sorted by key and name"`
+// keySecretsView is a list of secrets.
+type keySecretsView struct {
+	Secrets []keySecretView `json:"key_secrets" doc:"sorted by key and name"`
 }
 
-func viewOf(s api.KeySecret) secretView {
-	return secretView{
+func viewOf(s api.KeySecret) keySecretView {
+	return keySecretView{
 		ID: s.ID, Name: s.Name, KeyID: s.Key, Hosts: append([]string{}, s.Hosts...), Metadata: s.Metadata, Version: s.Version,
 		CreatedAt: s.CreatedAt.UTC().Format(time.RFC3339), UpdatedAt: s.UpdatedAt.UTC().Format(time.RFC3339),
 	}
@@ -143,7 +143,7 @@ func (e *Endpoints) find(r *http.Request) (api.KeySecret, error) {
 }
 
 func (e *Endpoints) create(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	var body createBody
+	var body newKeySecretBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
@@ -167,7 +167,7 @@ func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	view := secretsView{Secrets: []secretView{}}
+	view := keySecretsView{Secrets: []keySecretView{}}
 	for _, s := range all {
 		if api.CallerOf(r.Context()).SeesKeySecret(s) {
 			view.Secrets = append(view.Secrets, viewOf(s))
@@ -182,7 +182,7 @@ func (e *Endpoints) get(_ http.ResponseWriter, r *http.Request) (rest.Reply, err
 }
 
 func (e *Endpoints) replace(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	var body replaceBody
+	var body keySecretBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}

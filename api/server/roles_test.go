@@ -15,6 +15,7 @@ import (
 	"boxgate/api/rest"
 	"boxgate/api/stream"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // key creates an API key through the API and returns it.
@@ -282,6 +283,60 @@ func TestLimitedKeysReadNoSecrets(t *testing.T) {
 		if got := f.Call(t, "GET", path, "", apitest.With(ro)); got.StatusCode != 200 || strings.Contains(got.Text, "sk-arg") {
 			t.Errorf("%s: %s %s", path, got.Status, got.Text)
 		}
+	}
+}
+
+// TestKeySecretsOfOtherKeys: a key names, sees, replaces and deletes only its own secrets; admin keys see and delete all, but neither use nor
+// replace them. No response and no line of the log has a value.
+func TestKeySecretsOfOtherKeys(t *testing.T) {
+	t.Parallel()
+	var f *fixture
+	f = serve(t, func(cfg *Config) {
+		cfg.KeySecret = func(key, n string, host name.Pattern) (string, string, bool) {
+			return f.host.FindKeySecret(key, n, host)
+		}
+	})
+	own, other := apitest.With(f.key(t, `{"name":"own","role":"box-creator"}`)), apitest.With(f.key(t, `{"name":"other","role":"box-creator"}`))
+	texts := []string{}
+	call := func(want int, method, path, body string, as ...func(*http.Request)) apitest.Answer {
+		t.Helper()
+		got := f.Call(t, method, path, body, as...)
+		if got.StatusCode != want {
+			t.Errorf("%s %s %s: %s %s", method, path, body, got.Status, got.Text)
+		}
+		texts = append(texts, got.Text)
+		return got
+	}
+	id, _ := call(201, "POST", "/v2/key-secrets", `{"name":"s","value":"sk-canary"}`, own).JSON(t)["id"].(string)
+	for _, body := range []string{`{"name":"s"}`, `{"name":"a b","value":"sk-canary"}`, `{"name":"x","value":"sk-canary\n"}`, `{"name":"x","value":"sk-canary","hosts":["*"]}`, `{"name":"x","value":"sk-canary","other":1}`} {
+		call(422, "POST", "/v2/key-secrets", body, own)
+	}
+	rule := func(n string) string {
+		return `{"attach_headers":{"a.example":{"headers":{"A":{"secret":"` + n + `"}}}}}`
+	}
+	for _, n := range []string{"s", id} {
+		call(201, "POST", "/v2/box", rule(n), own)
+		call(422, "POST", "/v2/box", rule(n), other)
+		call(422, "POST", "/v2/box", rule(n))
+		path := "/v2/key-secrets/" + n
+		call(200, "GET", path, "", own)
+		call(200, "PUT", path, `{"value":"sk-canary-2"}`, own)
+		call(404, "GET", path, "", other)
+		call(404, "PUT", path, `{"value":"sk-canary-3"}`, other)
+		call(404, "DELETE", path, "", other)
+	}
+	if got := call(200, "GET", "/v2/key-secrets", "", other); strings.Contains(got.Text, id) {
+		t.Error(got.Text)
+	}
+	if got := call(200, "GET", "/v2/key-secrets", ""); !strings.Contains(got.Text, id) {
+		t.Error(got.Text)
+	}
+	call(200, "GET", "/v2/key-secrets/"+id, "")
+	call(403, "PUT", "/v2/key-secrets/"+id, `{"value":"sk-canary-4"}`)
+	call(200, "DELETE", "/v2/key-secrets/"+id, "")
+	call(422, "POST", "/v2/box", rule("s"), own)
+	if all := strings.Join(texts, "\n"); strings.Contains(all, "canary") {
+		t.Error("a response has a value: ", all)
 	}
 }
 

@@ -135,8 +135,8 @@ api/access: policy rule api api/problem
 api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota observe observe/replay policy/authority doctor proxy/har llm
 api/approvals: policy api api/apitest api/change api/history api/problem api/rest api/strict
 api/capture: policy api quota
-api/change: policy api api/rest policy/policytest
-api/boxes: policy agents api api/access api/change api/history api/problem api/rest api/spec api/strict internal/lazyregexp llm
+api/change: policy rule api api/rest policy/policytest
+api/boxes: policy rule agents api api/access api/change api/history api/problem api/rest api/spec api/strict internal/lazyregexp llm
 api/egress: policy audit api api/apitest api/problem api/rest api/stream api/strict observe policy/learn
 api/har: policy audit api api/apitest api/problem api/rest api/stream api/strict internal/buildinfo internal/memory proxy/har quota
 api/e2b: policy policy/dialect api api/apitest api/boxes api/lifecycle api/problem api/rest api/rules api/snapshots api/strict quota

@@ -56,7 +56,6 @@ func TestLiteralsDoNotAllocate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Session{Core: &Core{}}
 	does := rule.Requests(rules[0].Effects)
 	r := Decision{header: policy.HeaderRule{Request: &does}}
 	if n := testing.AllocsPerRun(100, func() { _ = r.setHeaders(t.Context()) }); n != 0 || len(r.Set) != 2 {

@@ -30,7 +30,7 @@ type Secrets interface {
 	Secret(ctx context.Context, name string) (name.Secret, error)
 }
 
-// BoundSecrets are one state of the secrets, some of which may only be sent to certain hosts. Safe for concurrent use.
+// BoundSecrets are one state of the secrets, where some may only be sent to certain hosts. Safe for concurrent use.
 type BoundSecrets interface {
 	Secrets
 	// Permits returns an error if a secret may not be sent to a host.
@@ -45,7 +45,7 @@ type Snapshots interface {
 
 // values are the secrets of one request.
 type values struct {
-	from  Secrets      // nil: the gateway has none
+	from  Secrets      // nil: the gateway has no secrets
 	bound BoundSecrets // nil: no secret is bound to hosts
 }
 
@@ -149,7 +149,7 @@ func (r *Decision) fillValues(ctx context.Context, s *Session, m *Message) {
 	s.Core.Revoked.markUsed(r.sources)
 }
 
-// takeValues takes the present state of the secrets for the request, so that a replacement during it changes all of its values or none. It
+// takeValues takes the present state of the secrets for the request, so that a replacement during it changes all of its values together. It
 // fails if one of them may not be sent to the host.
 func (r *Decision) takeValues(s *Session) error {
 	r.values = s.Core.values()
