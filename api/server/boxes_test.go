@@ -105,6 +105,7 @@ func TestSecretsAreNeverReadBack(t *testing.T) {
 			continue
 		}
 		got := f.Call(t, "GET", strings.Replace(rt.Path, "{id}", id, 1), "")
+		got.Text = strings.ReplaceAll(got.Text, "/v2/key-secrets", "") // the path of an endpoint
 		if strings.Contains(got.Text, "sk-") || strings.Contains(got.Text, "-secret") || strings.Contains(got.Text, "PRIVATE KEY") {
 			t.Errorf("GET %s shows a secret: %s", rt.Path, got.Text)
 		}

@@ -39,7 +39,7 @@ func assertOverQuota(t *testing.T, what, quota string, err error) {
 func TestAKeyHasNoMoreObjectsThanItMay(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) {
-		c.Quotas.Boxes, c.Quotas.Snapshots, c.Quotas.URLs, c.Quotas.Domains, c.Quotas.Schedules = 3, 2, 2, 2, 2
+		c.Quotas.Boxes, c.Quotas.Snapshots, c.Quotas.URLs, c.Quotas.Domains, c.Quotas.Schedules, c.Quotas.Secrets = 3, 2, 2, 2, 2, 2
 	})
 	ci, other := weak(t, w, map[string]any{"name": "ci", "role": "box-creator"}), weak(t, w, map[string]any{"name": "other", "role": "box-creator"})
 	made := func(by *api.Client, path string, body map[string]any) (id string, err error) {
@@ -66,6 +66,9 @@ func TestAKeyHasNoMoreObjectsThanItMay(t *testing.T) {
 	must(ci, api.BoxPath(third, preview), map[string]any{"port": 8000})
 	schedule := must(ci, api.BoxPath(box, schedules), job)
 	must(ci, api.BoxPath(third, schedules), job)
+	secret := func(n string) map[string]any { return map[string]any{"name": n, "value": "value-of-" + n} }
+	must(ci, keySecrets, secret("a"))
+	must(ci, keySecrets, secret("b"))
 	full := func() {
 		t.Helper()
 		refused := func(what, quota, path string, body map[string]any) {
@@ -80,6 +83,7 @@ func TestAKeyHasNoMoreObjectsThanItMay(t *testing.T) {
 		assertOverQuota(t, "shared ports", "urls", ci.Do(t.Context(), "PUT", api.BoxPath(third, "config/ports"), map[string]any{}, nil))
 		refused("a domain in place of none", "domains", api.BoxPath(third, preview), map[string]any{"port": 8000, "hostnames": []string{"c.example.org"}})
 		refused("a schedule", "schedules", api.BoxPath(third, schedules), job)
+		refused("a secret", "secrets", keySecrets, secret("c"))
 	}
 	full()
 	must(ci, api.BoxPath(box, preview), map[string]any{"port": 8000, "hostnames": []string{"a.example.org", "c.example.org"}}) // replaces its own URL
@@ -88,6 +92,7 @@ func TestAKeyHasNoMoreObjectsThanItMay(t *testing.T) {
 		must(by, api.BoxPath(id, preview), map[string]any{"port": 8000, "hostnames": []string{strings.ReplaceAll(name, " ", "-") + ".example.org"}})
 		must(by, api.BoxPath(id, schedules), job)
 		must(by, api.BoxPath(id, snapshots), map[string]any{})
+		must(by, keySecrets, secret("a"))
 	}
 	one := weak(t, w, map[string]any{"name": "one", "role": "one-box", "box": box}) // its objects are its own
 	must(one, api.BoxPath(box, preview), map[string]any{"port": 9000})
@@ -110,13 +115,13 @@ func TestAKeyHasNoMoreObjectsThanItMay(t *testing.T) {
 			if k.Name == "ci" {
 				u := k.Use
 				keyID = k.ID
-				return u["boxes"].Used == 3 && u["snapshots"].Used == 2 && u["urls"].Used == 2 && u["domains"].Used == 2 && u["schedules"].Used == 2
+				return u["boxes"].Used == 3 && u["snapshots"].Used == 2 && u["urls"].Used == 2 && u["domains"].Used == 2 && u["schedules"].Used == 2 && u["secrets"].Used == 2
 			}
 		}
 		return false
 	})
 	w.Until("the metrics show it", func() bool { return w.Metric(`boxgate_quota_used{key="`+keyID+`",quota="boxes"}`) == 3 })
-	for _, path := range []string{api.BoxPath(copied), api.BoxPath(box, snapshots, first), api.BoxPath(third, preview, "8000"), api.BoxPath(box, schedules, schedule)} {
+	for _, path := range []string{api.BoxPath(copied), api.BoxPath(box, snapshots, first), api.BoxPath(third, preview, "8000"), api.BoxPath(box, schedules, schedule), keySecrets + "/a"} {
 		if err := ci.Do(t.Context(), "DELETE", path, nil, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -144,7 +149,11 @@ func TestAKeyHasNoMoreObjectsThanItMay(t *testing.T) {
 	must(ci, api.BoxPath(third, snapshots), map[string]any{})
 	must(ci, api.BoxPath(third, preview), map[string]any{"port": 8001})
 	must(ci, api.BoxPath(third, schedules), job)
+	must(ci, keySecrets, secret("c"))
 }
+
+// keySecrets is the path of the secrets of API keys.
+const keySecrets = "/v2/key-secrets"
 
 // A key cannot fill the disk with snapshots: their size is bounded while they are written, even when several are taken
 // concurrently. Later ones are refused immediately.
