@@ -40,6 +40,8 @@ type Caller struct {
 	Name string
 	Role Role
 	Box  policy.BoxID // the one box of RoleBox
+
+	Fleet bool // a key of the fleet, which a host that is cut off from the fleet refuses
 }
 
 // Holder returns the account that quotas are charged to. All admin keys, including [OperatorKey], share that of the

@@ -34,6 +34,9 @@ type Keys struct{ root string }
 // KeysOf returns the keys of a fleet. Its name has letters, digits and hyphens, see package config.
 func KeysOf(name string) Keys { return Keys{"/boxgate/" + name + "/"} }
 
+// Root is the prefix of all keys of the fleet.
+func (k Keys) Root() string { return k.root }
+
 // Founding is the key of the [Founding].
 func (k Keys) Founding() string { return k.root + "fleet" }
 

@@ -122,8 +122,9 @@ type ControlAnswer struct {
 // adminTurn decides whether this process or its successor answers requests to the admin API. While a handover is
 // undecided, requests wait.
 type adminTurn struct {
-	lookUp func(hash [sha256.Size]byte) (api.Key, bool)
-	dial   func(ctx context.Context) (net.Conn, error) // connects to the successor's admin API
+	lookUp     func(hash [sha256.Size]byte) (api.Key, bool)
+	dial       func(ctx context.Context) (net.Conn, error) // connects to the successor's admin API
+	leaseEnded func() bool                                 // whether the fleet's keys must be refused; nil: the host is not a member of a fleet
 	// needsNoKey reports whether the user of a request needs no key; nil: all do.
 	needsNoKey func(*http.Request) bool
 
@@ -281,11 +282,12 @@ func (t *adminTurn) findHash(digest [sha256.Size]byte) (api.Caller, bool) {
 	t.mu.Unlock()
 	if away {
 		expired := !known.ExpiresAt.IsZero() && !time.Now().Before(known.ExpiresAt)
-		return known.Caller, known.Key != "" && !expired
+		fenced := known.Fleet && (t.leaseEnded == nil || t.leaseEnded())
+		return known.Caller, known.Key != "" && !expired && !fenced
 	}
 	found, ok := t.lookUp(digest)
 	if !ok {
-		return api.Caller{}, false
+		return api.Caller{Fleet: found.Fleet}, false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

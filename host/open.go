@@ -90,7 +90,7 @@ func open(ctx context.Context, options Options) (*Host, error) {
 		p.openTrail, p.openFleet, p.openSecrets, p.openAudit, p.openModels, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openAdminTLS, p.openRemote, p.openSSH, p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
 		p.openFirewall, p.holdSecrets, p.openMeter, o.openHealth,
-		o.openKeys, o.openURLs, o.openRules, o.openUsage, o.openLife, o.openRecords, o.openApprovals, o.openKubernetes, o.complete,
+		o.openKeys, o.openURLs, o.openRules, o.openUsage, o.openLife, o.openRecords, o.openApprovals, o.openKubernetes, o.openShared, o.complete,
 		o.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 	}
 	for _, step := range steps {
@@ -129,7 +129,7 @@ func (o *opening) openKeys(context.Context) (err error) {
 	if p.holdings, err = keys.NewHoldings(keys.HoldingsConfig{Log: p.log, Book: p.quotas, Boxes: p.boxes, Keys: p.store.Keys, Snapshots: p.store.Snapshots, Layer: p.launcher.LayerSize, Elsewhere: p.snapshotManager.Elsewhere, ElsewhereLayer: p.snapshotManager.LayerSize, Space: p.launcher.CheckFree}); err != nil {
 		return err
 	}
-	if o.keys, err = keys.New(keys.Config{Log: p.log, Store: p.store, Keys: p.store.Keys, Quotas: p.quotas, Models: p.models, Changed: o.keysChanged}); err != nil {
+	if o.keys, err = keys.New(keys.Config{Log: p.log, Store: p.store, Keys: p.store.Keys, Quotas: p.quotas, Models: p.models, Changed: o.keysChanged, Fleet: p.fleetKeys()}); err != nil {
 		return err
 	}
 	if o.keySecrets, err = keysecrets.New(keysecrets.Config{

@@ -300,6 +300,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	}
 	if f := h.parts.fleet; f != nil {
 		run("the fleet", func() error { f.Run(ctx); return nil })
+		run("the fence of the fleet", func() error { h.followFence(ctx); return nil })
 	}
 	if o := h.parts.observed; o != nil {
 		run("observations", func() error { o.Run(ctx); return nil })

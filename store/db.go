@@ -75,7 +75,7 @@ type DB struct {
 func newDB(f *file) *DB {
 	return &DB{
 		file: f, Boxes: Boxes{f}, Usages: Usages{f}, Rules: Rules{f}, History: History{f}, Authorities: Authorities{f}, URLs: URLs{f}, Schedules: Schedules{f},
-		Snapshots: Snapshots{f}, Approvals: Approvals{f}, Models: Models{f}, Keys: Keys{f}, KeySecrets: KeySecrets{f}, Environment: Environment{f}, Installation: Installation{f},
+		Snapshots: Snapshots{f}, Approvals: Approvals{f}, Models: Models{f}, Keys: newKeys(f), KeySecrets: KeySecrets{f}, Environment: Environment{f}, Installation: Installation{f},
 	}
 }
 

@@ -28,7 +28,10 @@ import (
 )
 
 // Keys has the API keys, and counts the objects that each has made.
-type Keys struct{ *file }
+type Keys struct {
+	*file
+	KeyEditor
+}
 
 // OperatorKey is the ID of the key in the file api-key, also after it has been replaced.
 const OperatorKey = "operator"
@@ -55,6 +58,9 @@ type APIKey struct {
 	Model llm.Limit `json:"model,omitzero"`
 	// SSHKeys log in to boxes over SSH with the permissions of the key. Records with the same ID have the same ones.
 	SSHKeys []SSHKey `json:"ssh_keys,omitempty"`
+	// Fleet: the key is one of the fleet, of which the store has a copy. It is stored in Role, so that versions which do not know such keys
+	// grant them no permissions.
+	Fleet bool `json:"-"`
 }
 
 // isOperators reports whether a record is that of the operator's key. It is stored without ID and role, as all keys were
@@ -100,13 +106,13 @@ func (h *KeyHash) UnmarshalText(text []byte) error {
 
 // Add stores the hash of an operator's key. The key must be made by [NewKey].
 func (db Keys) Add(name string, key name.Secret) error {
-	return db.change(func(keys document.Table) error {
+	return db.change(func(keys keyTable) error {
 		return putKey(keys, APIKey{ID: OperatorKey, Name: name, Hash: HashKey(key.Reveal()), CreatedAt: time.Now().UTC()})
 	})
 }
 
 // change changes the records of the keys in one transaction.
-func (db Keys) change(change func(document.Table) error) error {
+func (db Keys) change(change func(keyTable) error) error {
 	return db.update(func(tx *transaction) error {
 		keys, err := tx.table(layout.APIKeys)
 		if err != nil {
@@ -166,7 +172,7 @@ func (db Keys) All() ([]APIKey, error) {
 	return out, err
 }
 
-func readKeys(keys document.Table) (out []APIKey, err error) {
+func readKeys(keys keyTable) (out []APIKey, err error) {
 	err = keys.Each(nil, func(_, data []byte) error {
 		k, err := readKey(data)
 		out = append(out, k)
@@ -183,13 +189,17 @@ func readKey(data []byte) (APIKey, error) {
 	if k.isOperators() {
 		k.ID, k.Name, k.Role = OperatorKey, OperatorKey, RoleAdmin
 	}
+	k.Role, k.Fleet = strings.CutPrefix(k.Role, fleetRole)
 	return k, nil
 }
 
 // putKey stores the record of a key.
-func putKey(keys document.Table, k APIKey) error {
+func putKey(keys keyTable, k APIKey) error {
 	if k.ID == OperatorKey {
 		k.ID, k.Role = "", ""
+	}
+	if k.Fleet {
+		k.Role = fleetRole + k.Role
 	}
 	data, err := json.Marshal(k)
 	if err != nil {
@@ -204,13 +214,13 @@ const maxAPIKeys = 1000
 // Create makes a key with the name, role, box, expiry and quotas of like, and returns it with its record. The key
 // itself is not stored. The error is [ErrKeyNameTaken] if another key has the name, and [ErrManyKeys] if there are too
 // many keys.
-func (db Keys) Create(like APIKey) (name.Secret, APIKey, error) {
+func (e KeyEditor) Create(like APIKey) (name.Secret, APIKey, error) {
 	key, now := NewKey(), time.Now().UTC()
 	fresh := APIKey{
-		ID: newKeyID(), Name: like.Name, Role: like.Role, Box: like.Box, ExpiresAt: like.ExpiresAt, Quotas: like.Quotas, Model: like.Model,
+		ID: newKeyID(), Fleet: e.fleet, Name: like.Name, Role: like.Role, Box: like.Box, ExpiresAt: like.ExpiresAt, Quotas: like.Quotas, Model: like.Model,
 		Hash: HashKey(key.Reveal()), CreatedAt: now,
 	}
-	err := db.change(func(keys document.Table) error {
+	err := e.change(func(keys keyTable) error {
 		all, err := readKeys(keys)
 		switch {
 		case err != nil:
@@ -228,20 +238,24 @@ func (db Keys) Create(like APIKey) (name.Secret, APIKey, error) {
 	return key, fresh, nil
 }
 
+// keyIDPrefix begins the ID of each key but the operator's.
+const keyIDPrefix = "key_"
+
 // newKeyID returns a unique ID, which is never reused.
 func newKeyID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
-	return "key_" + hex.EncodeToString(b[:])
+	return keyIDPrefix + hex.EncodeToString(b[:])
 }
 
 // Replace gives the key of that ID a new value, and returns it. The old one stops working immediately, or after
 // grace if that is more than 0; name, role, box, expiry and quotas stay. The error is [ErrNotFound] if the key does not
 // exist or has expired.
-func (db Keys) Replace(id string, grace time.Duration) (name.Secret, APIKey, error) {
+func (e KeyEditor) Replace(id string, grace time.Duration) (name.Secret, APIKey, error) {
 	key, now := NewKey(), time.Now().UTC()
 	var fresh APIKey
-	err := db.change(func(keys document.Table) error {
+	err := e.change(func(keys keyTable) error {
+		fresh = APIKey{} // of an earlier attempt
 		all, err := readKeys(keys)
 		if err != nil {
 			return err
@@ -265,8 +279,14 @@ func (db Keys) Replace(id string, grace time.Duration) (name.Secret, APIKey, err
 
 // SetQuotas sets or removes the quotas and the limit of models of the key of that ID, and returns its latest record. The error is
 // [ErrNotFound] if the key does not exist.
-func (db Keys) SetQuotas(id string, quotas map[string]int64, model llm.Limit) (latest APIKey, err error) {
-	err = db.change(func(keys document.Table) error {
+func (e KeyEditor) SetQuotas(id string, quotas map[string]int64, model llm.Limit) (latest APIKey, err error) {
+	return e.ChangeQuotas(id, func(APIKey) (map[string]int64, llm.Limit) { return quotas, model })
+}
+
+// ChangeQuotas is [KeyEditor.SetQuotas] with the quotas and the limit that set returns for a record of the key.
+func (e KeyEditor) ChangeQuotas(id string, set func(APIKey) (map[string]int64, llm.Limit)) (latest APIKey, err error) {
+	err = e.change(func(keys keyTable) error {
+		latest = APIKey{} // of an earlier attempt
 		all, err := readKeys(keys)
 		if err != nil {
 			return err
@@ -275,7 +295,7 @@ func (db Keys) SetQuotas(id string, quotas map[string]int64, model llm.Limit) (l
 			if k.ID != id {
 				continue
 			}
-			k.Quotas, k.Model = quotas, model
+			k.Quotas, k.Model = set(k)
 			if err := putKey(keys, k); err != nil {
 				return err
 			}
@@ -303,6 +323,22 @@ func (db Keys) Delete(id string) error {
 		err = fmt.Errorf("API key: %w", ErrNotFound)
 	}
 	return err
+}
+
+// Remove deletes the records of the key of that ID. Unlike [Keys.Delete] it keeps no limits. The error is [ErrNotFound] if the key does not
+// exist.
+func (e KeyEditor) Remove(id string) error {
+	return e.change(func(keys keyTable) error {
+		all, err := readKeys(keys)
+		found := slices.DeleteFunc(all, func(k APIKey) bool { return k.ID != id || id == OperatorKey })
+		if err == nil && len(found) == 0 {
+			err = fmt.Errorf("API key: %w", ErrNotFound)
+		}
+		for _, k := range found {
+			err = errors.Join(err, keys.Delete(k.Hash[:]))
+		}
+		return err
+	})
 }
 
 // deleteWhere deletes keys, and returns how many. Their secrets are deleted with them. Their own limits stay in the store ([Keys.Revoked]).
@@ -344,7 +380,7 @@ func (db Keys) SaveUses() error {
 	if len(uses) == 0 {
 		return nil
 	}
-	err := db.change(func(keys document.Table) error {
+	err := db.change(func(keys keyTable) error {
 		all, err := readKeys(keys)
 		if err != nil {
 			return err
@@ -445,7 +481,7 @@ func (db Keys) Rotate(grace time.Duration) error {
 	}
 	now := time.Now().UTC()
 	fresh := APIKey{ID: OperatorKey, Name: "rotated", Hash: HashKey(key.Reveal()), CreatedAt: now}
-	if err := db.change(func(keys document.Table) error { return replaceKeys(keys, fresh, now.Add(grace)) }); err != nil {
+	if err := db.change(func(keys keyTable) error { return replaceKeys(keys, fresh, now.Add(grace)) }); err != nil {
 		return errors.Join(err, os.Remove(db.path(layout.FileNextKey)))
 	}
 	if err := db.reportStep("new API key in force"); err != nil {
@@ -459,7 +495,7 @@ func (db Keys) Rotate(grace time.Duration) error {
 
 // replaceKeys adds a key and makes earlier keys with its ID expire at a given time. Earlier expiries stay, and expired
 // keys are deleted.
-func replaceKeys(keys document.Table, fresh APIKey, end time.Time) error {
+func replaceKeys(keys keyTable, fresh APIKey, end time.Time) error {
 	old, err := readKeys(keys)
 	if err != nil {
 		return err

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"boxgate/policy/name"
-	"boxgate/store/document"
 )
 
 // SSHKey is a public key that logs in to boxes over SSH with the permissions of an API key.
@@ -38,8 +37,8 @@ const MaxSSHKeys = 16
 // AddSSHKey adds a public key to the API key of that ID, and returns its latest record. The error is [ErrNotFound] if there is no such
 // key, [ErrSSHKeyTaken] if any API key has the public key, and [ErrManySSHKeys] if this one has too many. The operator's key cannot have
 // public keys, because older versions read its record.
-func (db Keys) AddSSHKey(id string, add SSHKey) (latest APIKey, err error) {
-	return db.changeSSHKeys(id, func(all []APIKey, own []SSHKey) ([]SSHKey, error) {
+func (e KeyEditor) AddSSHKey(id string, add SSHKey) (latest APIKey, err error) {
+	return e.changeSSHKeys(id, func(all []APIKey, own []SSHKey) ([]SSHKey, error) {
 		for _, k := range all {
 			if slices.ContainsFunc(k.SSHKeys, func(other SSHKey) bool { return bytes.Equal(other.Key, add.Key) }) {
 				return nil, ErrSSHKeyTaken
@@ -54,8 +53,8 @@ func (db Keys) AddSSHKey(id string, add SSHKey) (latest APIKey, err error) {
 
 // RemoveSSHKey removes a public key, by its ID, from the API key of that ID, and returns the latest record. The error is [ErrNotFound] if
 // there is no such key.
-func (db Keys) RemoveSSHKey(id, sshKey string) (latest APIKey, err error) {
-	return db.changeSSHKeys(id, func(_ []APIKey, own []SSHKey) ([]SSHKey, error) {
+func (e KeyEditor) RemoveSSHKey(id, sshKey string) (latest APIKey, err error) {
+	return e.changeSSHKeys(id, func(_ []APIKey, own []SSHKey) ([]SSHKey, error) {
 		left := slices.DeleteFunc(slices.Clone(own), func(k SSHKey) bool { return k.ID() == sshKey })
 		if len(left) == len(own) {
 			return nil, fmt.Errorf("public key: %w", ErrNotFound)
@@ -65,8 +64,9 @@ func (db Keys) RemoveSSHKey(id, sshKey string) (latest APIKey, err error) {
 }
 
 // changeSSHKeys changes the public keys of all records of an API key, which have the same ones.
-func (db Keys) changeSSHKeys(id string, change func(all []APIKey, own []SSHKey) ([]SSHKey, error)) (latest APIKey, err error) {
-	err = db.change(func(keys document.Table) error {
+func (e KeyEditor) changeSSHKeys(id string, change func(all []APIKey, own []SSHKey) ([]SSHKey, error)) (latest APIKey, err error) {
+	err = e.change(func(keys keyTable) error {
+		latest = APIKey{} // of an earlier attempt
 		all, err := readKeys(keys)
 		if err != nil {
 			return err

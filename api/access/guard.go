@@ -22,7 +22,7 @@ type Guard struct {
 // PeerFinder returns the user of a request. It returns false unless the request came over the gateway's Unix socket.
 type PeerFinder func(r *http.Request) (api.Peer, bool)
 
-// Finder returns the caller that a valid key belongs to.
+// Finder returns the caller that a valid key belongs to. A key that is not valid because the host is fenced has a caller with Fleet.
 type Finder func(key string) (api.Caller, bool)
 
 // New makes a guard that admits requests with a key known to find, or without a key from users who need none, if their Host is a
@@ -65,6 +65,9 @@ func (g *Guard) Admit(w http.ResponseWriter, r *http.Request) (api.Caller, error
 	}
 	caller, ok := g.callerOf(r)
 	if !ok {
+		if caller.Fleet {
+			return api.Caller{}, problem.Refuse(http.StatusServiceUnavailable, "this host is cut off from its fleet, so it accepts no keys of the fleet; use another host, or a key of this host")
+		}
 		w.Header().Set("WWW-Authenticate", `Bearer realm="boxgate"`)
 		return api.Caller{}, problem.Refuse(http.StatusUnauthorized, "a valid API key is required, in X-Box-Api-Key or as Authorization: Bearer")
 	}

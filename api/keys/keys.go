@@ -110,7 +110,8 @@ type apiKeyView struct {
 	BoxID     policy.BoxID `json:"box_id,omitempty" doc:"ID of the box of a key with the role one-box"`
 	CreatedAt string       `json:"created_at"`
 	ExpiresAt string       `json:"expires_at,omitempty"`
-	LastUsed  string       `json:"last_used,omitempty" doc:"to the minute; absent: not yet"`
+	LastUsed  string       `json:"last_used,omitempty" doc:"to the minute, on this host; absent: not yet"`
+	Fleet     bool         `json:"fleet,omitempty" doc:"a key of the fleet, which each of its hosts accepts; absent: of this host alone"`
 
 	Quotas map[string]int64   `json:"quotas,omitempty" doc:"quotas set for this key"`
 	Use    map[string]useView `json:"use,omitempty" doc:"only in lists: the key's usage of each quota"`
@@ -166,7 +167,7 @@ type apiKeysView struct {
 func view(k api.Key) apiKeyView {
 	v := apiKeyView{
 		ID: k.Key, Name: k.Name, Role: k.Role, BoxID: k.Box, CreatedAt: formatTime(k.CreatedAt), ExpiresAt: formatTime(k.ExpiresAt), LastUsed: formatTime(k.LastUsed),
-		Quotas: k.Quotas.Map(),
+		Quotas: k.Quotas.Map(), Fleet: k.Fleet,
 	}
 	if k.Model.IsSet() {
 		v.Model = &k.Model

@@ -365,6 +365,13 @@ func (s *Session) Guard() clientv3.Cmp {
 	return clientv3.Compare(clientv3.LeaseValue(s.Keys.Presence(s.Host)), "=", lease)
 }
 
+// Lease is the present lease; 0: none.
+func (s *Session) Lease() clientv3.LeaseID {
+	s.claiming.Lock()
+	defer s.claiming.Unlock()
+	return s.lease
+}
+
 // Report writes the number of boxes, and whether the host knows that it is cordoned, into the presence, if they changed and this process
 // still holds it. The caller bounds how often.
 func (s *Session) Report(ctx context.Context, boxes int, cordoned bool) error {

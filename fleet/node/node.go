@@ -51,11 +51,12 @@ type Node struct {
 	rotation    *pki.Rotation
 	authority   *x509.Certificate
 	hosts       directory
+	shared      Shared
 }
 
 // Bounds of the directory that a host follows.
 const (
-	maxHosts     = 20_000
+	maxHosts     = 40_000   // and shared objects
 	maxDirectory = 64 << 20 // bytes
 )
 
@@ -101,6 +102,7 @@ func New(c Config) (*Node, error) {
 	if err != nil {
 		return nil, errors.Join(err, client.Close())
 	}
+	n.shared = newShared(n)
 	n.rotation = pki.NewRotation(pki.Issuer{Host: c.Identity.Host, HostKey: c.Identity.Key, Authority: c.Identity.CA, AuthorityKey: func(ctx context.Context) (name.Secret, error) {
 		return n.roster.AuthorityKey(ctx, c.Identity)
 	}}, c.Log)
@@ -171,6 +173,7 @@ func (n *Node) Run(ctx context.Context) {
 	parts.Go(func() { n.session.Run(ctx) })
 	parts.Go(func() { n.follower.Run(ctx) })
 	parts.Go(func() { n.rotation.Run(ctx) })
+	parts.Go(func() { n.shared.mirror.Run(ctx, &n.shared.acks) })
 	parts.Go(func() {
 		tick := time.NewTicker(fault.Interval(boxesEvery))
 		defer tick.Stop()
@@ -199,8 +202,11 @@ func (n *Node) Close() error {
 // Fenced reports whether shared rules, keys of the fleet and new boxes must be refused; see [member.Session.Fenced]. After a time without a
 // lease the host is fenced until it has followed the directory up to its new lease.
 func (n *Node) Fenced() bool {
-	return n.session.Fenced() || !n.follower.Current()
+	return n.session.Fenced() || !n.follower.Current() || !n.shared.mirror.Current()
 }
+
+// LeaseEnded reports whether the lease of this host may have ended. [Node.Fenced] is true then, and at other times.
+func (n *Node) LeaseEnded() bool { return n.session.Fenced() }
 
 // Problem returns why the host has no lease; nil: it has one.
 func (n *Node) Problem() error { return n.session.Problem() }

@@ -51,6 +51,7 @@ type Config struct {
 	Models Models
 	// Changed is called with the ID of a key that was replaced or revoked, or lost a public key, so that its open requests are checked again.
 	Changed func(id string)
+	Fleet   Fleet `required:"false"` // nil: this host is not a member of a fleet
 }
 
 // Service manages the API keys, rotates the key of the store, and backs up and verifies the store. Safe for concurrent
@@ -62,6 +63,7 @@ type Service struct {
 	quotas  *quotas.Book
 	models  Models
 	changed func(id string)
+	fleet   Fleet // nil: no member of a fleet
 
 	settingQuotas sync.Mutex      // serialises read-modify-write of quotas
 	revoked       map[string]bool // IDs of revoked keys whose quotas the book has; guarded by settingQuotas
@@ -75,11 +77,14 @@ func New(c Config) (*Service, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
 	}
-	k := &Service{log: c.Log, store: c.Store, keys: c.Keys, quotas: c.Quotas, models: c.Models}
+	k := &Service{log: c.Log, store: c.Store, keys: c.Keys, quotas: c.Quotas, models: c.Models, fleet: c.Fleet}
 	k.changed = func(id string) {
 		k.owners.forget()
 		k.indexSSHKeys()
 		c.Changed(id)
+	}
+	if err := k.dropFleet(); err != nil {
+		return nil, err
 	}
 	k.indexSSHKeys()
 	return k, k.loadQuotas()
@@ -120,11 +125,15 @@ func (k *Service) loadRevoked() error {
 // usesInterval is the interval at which the last uses of API keys are stored.
 const usesInterval = time.Minute
 
-// LookUp returns the owner and the expiry of the API key with this SHA-256, if it is valid now.
+// LookUp returns the owner and the expiry of the API key with this SHA-256, if it is valid now. A key of the fleet is not valid while this host
+// is fenced; then the result has Fleet alone.
 func (k *Service) LookUp(hash [sha256.Size]byte) (api.Key, bool) {
 	found, ok := k.keys.FindHash(hash)
 	if !ok {
 		return api.Key{}, false
+	}
+	if found.Fleet && k.fenced() {
+		return api.Key{Caller: api.Caller{Fleet: true}}, false
 	}
 	k.keys.NoteUse(found)
 	return keyView(found), true
@@ -132,7 +141,7 @@ func (k *Service) LookUp(hash [sha256.Size]byte) (api.Key, bool) {
 
 // CallerOf returns the caller that a key identifies.
 func CallerOf(k store.APIKey) api.Caller {
-	return api.Caller{Key: k.ID, Name: k.Name, Role: api.Role(k.Role), Box: k.Box}
+	return api.Caller{Key: k.ID, Name: k.Name, Role: api.Role(k.Role), Box: k.Box, Fleet: k.Fleet}
 }
 
 // SaveUses stores the last uses of API keys periodically until ctx is done.
@@ -179,23 +188,28 @@ func keyView(k store.APIKey) api.Key {
 }
 
 // CreateAPIKey implements the Host of [boxgate/api/keys].
-func (k *Service) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secret, api.Key, error) {
+func (k *Service) CreateAPIKey(ctx context.Context, req api.KeyRequest) (name.Secret, api.Key, error) {
 	like := store.APIKey{Name: req.Name, Role: string(req.Role), Box: req.Box, Quotas: req.Quotas.Map(), Model: req.Model}
 	if req.ExpiresIn > 0 {
 		like.ExpiresAt = time.Now().UTC().Add(req.ExpiresIn)
 	}
-	key, made, err := k.keys.Create(like)
+	if err := k.freeName(req.Name); err != nil {
+		return name.Secret{}, api.Key{}, err
+	}
+	key, made, err := k.editor(ctx, k.fleet != nil, false).Create(like)
 	switch {
 	case errors.Is(err, store.ErrKeyNameTaken):
-		return name.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "there is an API key named %q already; revoke it, or choose another name", req.Name)
+		return name.Secret{}, api.Key{}, errNameTaken(req.Name)
 	case errors.Is(err, store.ErrManyKeys):
 		return name.Secret{}, api.Key{}, api.Errorf(api.ErrLimit, "the maximum number of API keys is reached; revoke some")
 	case err != nil:
-		return name.Secret{}, api.Key{}, change.NotStored(k.log, "the API key could not be stored, nothing was made", err)
+		return name.Secret{}, api.Key{}, k.notStored("the API key could not be stored, nothing was made", err)
 	}
-	k.owners.forget()
-	k.quotas.Set(CallerOf(made).Holder(), req.Quotas)
-	k.models.SetKey(made)
+	if !made.Fleet {
+		k.owners.forget()
+		k.quotas.Set(CallerOf(made).Holder(), req.Quotas)
+		k.models.SetKey(made)
+	}
 	k.log.Info("an API key was made", zap.String("key", made.ID), zap.String("name", made.Name), zap.String("role", made.Role))
 	return key, keyView(made), nil
 }
@@ -209,6 +223,9 @@ func (k *Service) findKey(idOrName string) (store.APIKey, error) {
 	i := slices.IndexFunc(all, func(a store.APIKey) bool { return a.ID == idOrName })
 	if i < 0 {
 		i = slices.IndexFunc(all, func(a store.APIKey) bool { return a.Name == idOrName })
+		if i >= 0 && slices.ContainsFunc(all, func(a store.APIKey) bool { return a.Name == idOrName && a.ID != all[i].ID }) {
+			return store.APIKey{}, api.Errorf(api.ErrConflict, "this host and the fleet each have an API key with this name; use the ID")
+		}
 	}
 	if i < 0 { // not quoted in the error: it may be a key
 		return store.APIKey{}, api.Errorf(api.ErrNotFound, "there is no API key with this ID or name")
@@ -217,7 +234,7 @@ func (k *Service) findKey(idOrName string) (store.APIKey, error) {
 }
 
 // ReplaceAPIKey implements the Host of [boxgate/api/keys].
-func (k *Service) ReplaceAPIKey(_ context.Context, idOrName string, grace time.Duration) (name.Secret, api.Key, error) {
+func (k *Service) ReplaceAPIKey(ctx context.Context, idOrName string, grace time.Duration) (name.Secret, api.Key, error) {
 	old, err := k.findKey(idOrName)
 	if err != nil {
 		return name.Secret{}, api.Key{}, err
@@ -225,12 +242,12 @@ func (k *Service) ReplaceAPIKey(_ context.Context, idOrName string, grace time.D
 	if old.ID == store.OperatorKey {
 		return name.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "the operator's key is replaced by POST /v2/api-key/rotate, which writes it into its file")
 	}
-	key, made, err := k.keys.Replace(old.ID, grace)
+	key, made, err := k.editor(ctx, old.Fleet, true).Replace(old.ID, grace)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return name.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "the API key %s has expired; make another", old.ID)
 	case err != nil:
-		return name.Secret{}, api.Key{}, change.NotStored(k.log, "the API key could not be stored, the old one stays", err)
+		return name.Secret{}, api.Key{}, k.notStored("the API key could not be stored, the old one stays", err)
 	}
 	k.changed(old.ID)
 	k.log.Info("an API key was replaced", zap.String("key", made.ID), zap.String("name", made.Name), zap.Duration("grace_of_old_key", grace))
@@ -238,7 +255,7 @@ func (k *Service) ReplaceAPIKey(_ context.Context, idOrName string, grace time.D
 }
 
 // DeleteAPIKey implements the Host of [boxgate/api/keys].
-func (k *Service) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, error) {
+func (k *Service) DeleteAPIKey(ctx context.Context, idOrName string) (api.Key, error) {
 	old, err := k.findKey(idOrName)
 	if err != nil {
 		return api.Key{}, err
@@ -246,10 +263,10 @@ func (k *Service) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, err
 	if old.ID == store.OperatorKey {
 		return api.Key{}, api.Errorf(api.ErrConflict, "the operator's key cannot be revoked, only replaced: api-key rotate")
 	}
-	if err := k.keys.Delete(old.ID); errors.Is(err, store.ErrNotFound) {
+	if err := k.delete(ctx, old); errors.Is(err, store.ErrNotFound) {
 		return api.Key{}, api.ErrNotFound
 	} else if err != nil {
-		return api.Key{}, change.NotStored(k.log, "the API key could not be revoked, it still works", err)
+		return api.Key{}, k.notStored("the API key could not be revoked, it still works", err)
 	}
 	k.changed(old.ID)
 	if err := k.loadRevoked(); err != nil {
@@ -261,33 +278,38 @@ func (k *Service) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, err
 }
 
 // SetAPIKeyQuotas implements the Host of [boxgate/api/keys].
-func (k *Service) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[quotas.Kind]int64, model *llm.Limit) (api.Key, error) {
-	k.settingQuotas.Lock()
-	defer k.settingQuotas.Unlock()
+func (k *Service) SetAPIKeyQuotas(ctx context.Context, idOrName string, named map[quotas.Kind]int64, model *llm.Limit) (api.Key, error) {
 	old, err := k.findKey(idOrName)
 	if err != nil {
 		return api.Key{}, err
 	}
+	if !old.Fleet { // the book is set below; that of a fleet's key by ApplyFleet
+		k.settingQuotas.Lock()
+		defer k.settingQuotas.Unlock()
+	}
 	if CallerOf(old).Holder().Operator {
 		return api.Key{}, api.Errorf(api.ErrConflict, "the API key %s has the role %s, which has no quotas", old.Name, old.Role)
 	}
-	own := quotas.LimitsFromMap(old.Quotas)
-	for kind, n := range named {
-		own[kind] = n
-	}
-	limit := old.Model
-	if model != nil {
-		limit = *model
-	}
-	set, err := k.keys.SetQuotas(old.ID, own.Map(), limit)
+	set, err := k.editor(ctx, old.Fleet, true).ChangeQuotas(old.ID, func(now store.APIKey) (map[string]int64, llm.Limit) {
+		own := quotas.LimitsFromMap(now.Quotas)
+		for kind, n := range named {
+			own[kind] = n
+		}
+		if model != nil {
+			return own.Map(), *model
+		}
+		return own.Map(), now.Model
+	})
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return api.Key{}, api.ErrNotFound
 	case err != nil:
-		return api.Key{}, change.NotStored(k.log, "the quotas of the API key could not be stored; the previous ones apply", err)
+		return api.Key{}, k.notStored("the quotas of the API key could not be stored; the previous ones apply", err)
 	}
-	k.quotas.Set(CallerOf(set).Holder(), own)
-	k.models.SetKey(set)
+	if !set.Fleet {
+		k.quotas.Set(CallerOf(set).Holder(), quotas.LimitsFromMap(set.Quotas))
+		k.models.SetKey(set)
+	}
 	k.log.Info("the quotas of an API key were changed", zap.String("key", set.ID), zap.String("name", set.Name), zap.Any("quotas", set.Quotas), zap.Stringer("model", set.Model))
 	return keyView(set), nil
 }

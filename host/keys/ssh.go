@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
-	"boxgate/host/change"
 	"boxgate/store"
 )
 
@@ -77,7 +76,7 @@ func sshKeys(k store.APIKey) (list []api.SSHKey) {
 }
 
 // AddSSHKey implements the Host of [boxgate/api/keys].
-func (k *Service) AddSSHKey(_ context.Context, idOrName, name string, public []byte) (api.Key, error) {
+func (k *Service) AddSSHKey(ctx context.Context, idOrName, name string, public []byte) (api.Key, error) {
 	old, err := k.findKey(idOrName)
 	if err != nil {
 		return api.Key{}, err
@@ -85,34 +84,41 @@ func (k *Service) AddSSHKey(_ context.Context, idOrName, name string, public []b
 	if old.ID == store.OperatorKey {
 		return api.Key{}, api.Errorf(api.ErrConflict, "the operator's key has no public keys; make a key with the role admin for them")
 	}
-	set, err := k.keys.AddSSHKey(old.ID, store.SSHKey{Key: public, Name: name, AddedAt: time.Now().UTC()})
+	if _, taken := k.ssh.of(public); taken {
+		return api.Key{}, errSSHKeyTaken()
+	}
+	set, err := k.editor(ctx, old.Fleet, false).AddSSHKey(old.ID, store.SSHKey{Key: public, Name: name, AddedAt: time.Now().UTC()})
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return api.Key{}, api.ErrNotFound
 	case errors.Is(err, store.ErrSSHKeyTaken):
-		return api.Key{}, api.Errorf(api.ErrConflict, "an API key has this public key already; remove it there first")
+		return api.Key{}, errSSHKeyTaken()
 	case errors.Is(err, store.ErrManySSHKeys):
 		return api.Key{}, api.Errorf(api.ErrLimit, "the API key has %d public keys, which is the limit; remove some", store.MaxSSHKeys)
 	case err != nil:
-		return api.Key{}, change.NotStored(k.log, "the public key could not be stored, nothing was changed", err)
+		return api.Key{}, k.notStored("the public key could not be stored, nothing was changed", err)
 	}
 	k.indexSSHKeys()
 	k.log.Info("a public key for SSH was added to an API key", zap.String("key", set.ID), zap.String("name", set.Name))
 	return keyView(set), nil
 }
 
+func errSSHKeyTaken() error {
+	return api.Errorf(api.ErrConflict, "an API key has this public key already; remove it there first")
+}
+
 // RemoveSSHKey implements the Host of [boxgate/api/keys].
-func (k *Service) RemoveSSHKey(_ context.Context, idOrName, id string) (api.Key, error) {
+func (k *Service) RemoveSSHKey(ctx context.Context, idOrName, id string) (api.Key, error) {
 	old, err := k.findKey(idOrName)
 	if err != nil {
 		return api.Key{}, err
 	}
-	set, err := k.keys.RemoveSSHKey(old.ID, id)
+	set, err := k.editor(ctx, old.Fleet, true).RemoveSSHKey(old.ID, id)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return api.Key{}, api.ErrNotFound
 	case err != nil:
-		return api.Key{}, change.NotStored(k.log, "the public key could not be removed, it still works", err)
+		return api.Key{}, k.notStored("the public key could not be removed, it still works", err)
 	}
 	k.changed(old.ID)
 	k.log.Info("a public key for SSH was removed from an API key", zap.String("key", set.ID), zap.String("name", set.Name))

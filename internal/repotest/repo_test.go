@@ -103,9 +103,10 @@ fleet: fleet/etcdtest
 fleet/directory: fleet fleet/etcdtest fleet/member
 fleet/etcdtest: fleet internal/testnet
 fleet/member: fleet fleet/etcdtest internal/nightly internal/required
-fleet/node: policy fleet fleet/etcdtest fleet/member fleet/pki fleet/roster fleet/watch internal/fault internal/required
+fleet/node: policy fleet fleet/etcdtest fleet/member fleet/pki fleet/roster fleet/shared fleet/watch internal/fault internal/required
 fleet/pki: policy
 fleet/roster: policy fleet fleet/etcdtest fleet/pki
+fleet/shared: fleet fleet/etcdtest fleet/watch
 fleet/watch: fleet/etcdtest internal/nightly internal/required
 kube: policy policy/dialect policy/document internal/nightly internal/required internal/lazyregexp
 ingress: policy audit internal/openid internal/peernet internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
@@ -248,7 +249,7 @@ host/handover/handovertest: policy host/handover
 host/approvals: policy api api/change audit boundary host/change host/state internal/fault internal/ratelimit internal/required store
 host/authlimit: internal/socket internal/peernet quota
 host/keysecrets: policy api host/change internal/fault internal/required proxy proxy/exchange quota store
-host/keys: policy api api/e2b/token host/change host/snapshots host/state internal/required launcher quota secrets secrets/identity store llm
+host/keys: fleet fleet/shared policy api api/e2b/token host/change host/snapshots host/state internal/required launcher quota secrets secrets/identity store llm
 host/lease: internal/fault store
 host/listen: config dns firewall firewall/network host/netns host/handover host/nslock host/systemd proxy selftest
 host/meter: policy store
@@ -267,7 +268,7 @@ host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
-host: fleet fleet/node ui ui/session policy policy/dialect api api/access api/e2b api/e2b/token api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote sshd kube api/harness
+host: fleet fleet/node fleet/shared ui ui/session policy policy/dialect api api/access api/e2b api/e2b/token api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote sshd kube api/harness
 ui: policy audit api api/access api/apitest api/server api/stream policy/authority ui/preview api/spec observe/replay
 ui/session: policy quota api api/access internal/openid internal/peernet
 ui/pages: policy policy/authority rule/kinds audit quota api api/rest api/spec ui/preview

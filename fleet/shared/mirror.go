@@ -1,0 +1,188 @@
+package shared
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"boxgate/fleet"
+	"boxgate/fleet/watch"
+)
+
+// Apply makes the objects of a kind, values by ID, the ones in force on this host, in one step: requests see either the earlier ones or
+// these. It is called again with the same objects after an error. It must not change the map.
+type Apply func(objects map[string][]byte) error
+
+// Mirror applies shared objects to the tables of this host, as the fleet changes them. Safe for concurrent use.
+type Mirror struct {
+	keys fleet.Keys
+	log  *zap.Logger
+
+	mu       sync.Mutex // held while a state is applied
+	objects  map[Kind]map[string][]byte
+	apply    map[Kind]Apply
+	due      map[Kind]bool // not applied yet
+	revision int64         // of objects; 0: no listing yet
+	touched  int64         // the revision of the last change of a kind, or of the last listing
+	applied  int64         // the revision up to which all kinds are applied
+	changed  chan struct{} // closed and replaced when applied changes
+}
+
+// NewMirror returns a mirror without objects.
+func NewMirror(keys fleet.Keys, log *zap.Logger) *Mirror {
+	m := &Mirror{keys: keys, log: log, objects: map[Kind]map[string][]byte{}, due: map[Kind]bool{}, changed: make(chan struct{})}
+	for _, kind := range Kinds {
+		m.objects[kind], m.due[kind] = map[string][]byte{}, true
+	}
+	return m
+}
+
+// Attach sets how kinds are applied, and applies the known objects. Kinds without an entry are ignored.
+func (m *Mirror) Attach(apply map[Kind]Apply) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.apply, m.applied = apply, 0
+	m.applyLocked()
+}
+
+// Follow takes a change of the watched prefix, and applies it.
+func (m *Mirror) Follow(c watch.Change) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, kind := range Kinds {
+		prefix, was := prefixOf(m.keys, kind), m.due[kind]
+		for _, e := range c.Set {
+			if id, ok := strings.CutPrefix(e.Key, prefix); ok {
+				m.objects[kind][id], m.due[kind] = e.Value, true
+			}
+		}
+		for _, key := range c.Deleted {
+			if id, ok := strings.CutPrefix(key, prefix); ok {
+				delete(m.objects[kind], id)
+				m.due[kind] = true
+			}
+		}
+		if m.due[kind] && !was || c.Listed {
+			m.touched = c.Revision
+		}
+	}
+	m.revision = c.Revision
+	m.applyLocked()
+}
+
+// applyLocked applies the kinds that are due.
+func (m *Mirror) applyLocked() {
+	if m.revision == 0 {
+		return
+	}
+	for _, kind := range Kinds {
+		apply := m.apply[kind]
+		if !m.due[kind] || apply == nil {
+			continue
+		}
+		if err := apply(m.objects[kind]); err != nil {
+			m.log.Error("shared objects of the fleet could not be applied; this host is fenced until they are", zap.String("kind", string(kind)), zap.Error(err))
+			return
+		}
+		m.due[kind] = false
+	}
+	if m.applied != m.revision {
+		m.applied = m.revision
+		close(m.changed)
+		m.changed = make(chan struct{})
+	}
+}
+
+// Current reports whether all shared objects that this host knows are in force. It is false before the first listing.
+func (m *Mirror) Current() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.revision != 0 && m.applied == m.revision
+}
+
+// state returns the revision up to which all kinds are applied, the last one of them that changed a kind, and a channel that is closed when
+// the first changes.
+func (m *Mirror) state() (applied, touched int64, changed <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.applied, min(m.touched, m.applied), m.changed
+}
+
+// ErrBehind is the error of a change that was made, but that hosts with a lease have not in force yet.
+var ErrBehind = errors.New("the change was made, but hosts have not acknowledged that it is in force")
+
+// Await waits until this host has a revision in force. The error is [ErrBehind] if ctx ends before.
+func (m *Mirror) Await(ctx context.Context, revision int64) error {
+	for {
+		applied, _, changed := m.state()
+		if applied >= revision {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: this one", ErrBehind)
+		}
+	}
+}
+
+// Intervals of waiting.
+const (
+	retryEvery = time.Second
+	leastPoll  = 20 * time.Millisecond
+	mostPoll   = 500 * time.Millisecond
+)
+
+// AwaitAll waits until every host that holds a lease has a revision in force. The error is [ErrBehind], with the hosts, if ctx ends before.
+func (m *Mirror) AwaitAll(ctx context.Context, a *Acknowledgements, revision int64) error {
+	if err := m.Await(ctx, revision); err != nil {
+		return err
+	}
+	var last []string
+	for poll := leastPoll; ; poll = min(2*poll, mostPoll) {
+		behind, err := a.Behind(ctx, revision)
+		switch {
+		case err == nil && len(behind) == 0:
+			return nil
+		case err == nil:
+			last = behind
+		}
+		select {
+		case <-time.After(poll):
+		case <-ctx.Done():
+			return behindError(last)
+		}
+	}
+}
+
+// Run tries again to apply objects after an error, and acknowledges the applied ones, until ctx is done. Changes of other kinds, such as the
+// directory of hosts, are not acknowledged; each lease has its own acknowledgement.
+func (m *Mirror) Run(ctx context.Context, a *Acknowledgements) {
+	var acknowledged int64
+	var by clientv3.LeaseID
+	for {
+		_, touched, changed := m.state()
+		if lease := a.Lease(); touched != 0 && lease != 0 && (touched != acknowledged || lease != by) {
+			call, cancel := context.WithTimeout(ctx, retryEvery)
+			if err := a.Put(call, touched); err == nil {
+				acknowledged, by = touched, lease
+			}
+			cancel()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-time.After(retryEvery):
+			m.mu.Lock()
+			m.applyLocked()
+			m.mu.Unlock()
+		}
+	}
+}
