@@ -56,19 +56,19 @@ func (m *Mirror) Follow(c watch.Change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, kind := range Kinds {
-		prefix, was := prefixOf(m.keys, kind), m.due[kind]
+		prefix, changed := prefixOf(m.keys, kind), c.Listed
 		for _, e := range c.Set {
 			if id, ok := strings.CutPrefix(e.Key, prefix); ok {
-				m.objects[kind][id], m.due[kind] = e.Value, true
+				m.objects[kind][id], m.due[kind], changed = e.Value, true, true
 			}
 		}
 		for _, key := range c.Deleted {
 			if id, ok := strings.CutPrefix(key, prefix); ok {
 				delete(m.objects[kind], id)
-				m.due[kind] = true
+				m.due[kind], changed = true, true
 			}
 		}
-		if m.due[kind] && !was || c.Listed {
+		if changed {
 			m.touched = c.Revision
 		}
 	}

@@ -176,6 +176,8 @@ func TestInForceEverywhere(t *testing.T) {
 		t.Errorf("a host that has not applied it: %v", err)
 	}
 	etcdtest.Until(t, "the host that cannot apply is not current", func() bool { return !two.Current() })
+	change("1")
+	revision = change("2") // more changes while the first one is not applied
 	two.setFail(nil)
 	if err := one.AwaitAll(t.Context(), &a.acks, revision); err != nil || !two.Current() || !two.is(map[string]string{"k": "2"}) {
 		t.Errorf("after the disk has room: %v", err)
