@@ -64,6 +64,10 @@ func (k Keys) Names() string { return k.root + "names/" }
 // Boxes is the prefix of the boxes of a host.
 func (k Keys) Boxes(host string) string { return k.root + "boxes/" + host + "/" }
 
+// Certificates is the prefix of the certificates of public URLs and of their locks, see package certstore. The founding is part of it: a fleet
+// that is founded again cannot open the values of an earlier one.
+func (k Keys) Certificates(founding string) string { return k.root + "certificates/" + founding + "/" }
+
 // Token is the key of the [Token] with this public ID. It is bound to a lease that ends with the token.
 func (k Keys) Token(id string) string { return k.root + "tokens/" + id }
 

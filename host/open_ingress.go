@@ -114,6 +114,9 @@ func (p *parts) openACME() error {
 	if err != nil {
 		return err
 	}
+	if err := p.shareCertificates(&c); err != nil {
+		return err
+	}
 	c.Owner, c.Order, c.Failed = p.orders.Owner, p.orders.Order, p.orders.Again
 	c.Served, c.Log, c.Wait = p.urlTable.Certified, p.log.Named("certificates"), p.cfg.Ingress.Limits.HeaderTimeout
 	c.HTTPS = addressOf(p.listeners.HTTPS)

@@ -45,13 +45,15 @@ type DNS01 struct {
 	Propagation time.Duration
 }
 
-// Config configures [New]. All fields but DNS01, HTTP, HTTPS, Owner, Order, Failed and the times are required.
+// Config configures [New]. All fields but Shared, DNS01, HTTP, HTTPS, Owner, Order, Failed and the times are required.
 type Config struct {
 	Email   string
 	Issuers []Issuer // tried in this order until one issues
 	Storage certmagic.Storage
-	Domain  name.Name // URLs have names one label below it
-	DNS01   *DNS01    // for a wildcard certificate for all those names; nil: each has its own certificate
+	// Shared: other hosts use the storage too. Each answers the HTTP-01 challenges of all.
+	Shared bool
+	Domain name.Name // URLs have names one label below it
+	DNS01  *DNS01    // for a wildcard certificate for all those names; nil: each has its own certificate
 	// HTTP and HTTPS are the gateway's listen addresses. If one is zero, the challenge of that port is not offered.
 	HTTP, HTTPS netip.AddrPort
 	// Served reports whether a host is currently a public URL.
@@ -113,6 +115,8 @@ type Manager struct {
 	failed  map[string]failure
 	loaded  map[string]bool // subjects with a certificate in the cache
 	counts  Counts
+
+	looking chan struct{} // has a place for each challenge that is looked up in a shared storage
 }
 
 // Counts count attempts to obtain certificates.
@@ -126,6 +130,7 @@ func New(cfg Config) (*Manager, error) {
 	cfg.defaults()
 	m := &Manager{
 		cfg: cfg, own: newTurns(maxConcurrent), others: newTurns(maxConcurrent), flights: map[string]*flight{}, failed: map[string]failure{}, loaded: map[string]bool{},
+		looking: make(chan struct{}, maxLooking),
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.cache = certmagic.NewCache(certmagic.CacheOptions{

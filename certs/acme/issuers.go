@@ -32,6 +32,7 @@ func (m *Manager) newConfig(solver *certmagic.DNS01Solver) *certmagic.Config {
 		if solver != nil {
 			template.DNS01Solver = solver
 		}
+		template.DisableDistributedSolvers = !m.cfg.Shared // otherwise only this gateway's memory has the challenges
 		template.listenAt(m.cfg.HTTP, m.cfg.HTTPS)
 		issuer := certmagic.NewACMEIssuer(config, template.ACMEIssuer)
 		if n == 0 {
@@ -69,10 +70,7 @@ func (c withoutCertificate) Value(key any) any {
 type template struct{ certmagic.ACMEIssuer }
 
 func (i *Issuer) template() *template {
-	t := &template{certmagic.ACMEIssuer{
-		CA: i.Directory, TrustedRoots: i.Roots, Agreed: true,
-		DisableDistributedSolvers: true, // there is only one gateway, whose memory has all challenges
-	}}
+	t := &template{certmagic.ACMEIssuer{CA: i.Directory, TrustedRoots: i.Roots, Agreed: true}}
 	if i.KeyID != "" {
 		t.ExternalAccount = &acme.EAB{KeyID: i.KeyID, MACKey: i.HMAC.Reveal()}
 	}

@@ -98,13 +98,18 @@ func (m *Manager) challengeCertificate(hello *tls.ClientHelloInfo, host string) 
 	return m.hostConfig.GetCertificate(hello)
 }
 
-// Challenge answers a pending HTTP-01 challenge: it returns the body for a path of a host.
+// Challenge answers a pending HTTP-01 challenge: it returns the body for a path of a host. The challenges of other hosts are those in a
+// shared storage.
 func (m *Manager) Challenge(host, path string) (body string, ok bool) {
-	if !m.cfg.Served(host) {
-		return "", false
+	if c, ok := certmagic.GetACMEChallenge(host); ok && m.cfg.Served(host) {
+		return answer(c.Challenge, host, path)
 	}
-	c, ok := certmagic.GetACMEChallenge(host)
-	if !ok || c.Type != acme.ChallengeTypeHTTP01 || c.Identifier.Value != host || c.HTTP01ResourcePath() != path {
+	return m.sharedChallenge(host, path)
+}
+
+// answer returns the body for a path of a host that a challenge is for.
+func answer(c acme.Challenge, host, path string) (body string, ok bool) {
+	if c.Type != acme.ChallengeTypeHTTP01 || c.Identifier.Value != host || c.HTTP01ResourcePath() != path {
 		return "", false
 	}
 	return c.KeyAuthorization, true

@@ -94,16 +94,17 @@ proxy/proxydial: policy internal/socket
 proxy/tunnel: policy internal/buffers proxy/recovery relay/h1 internal/socket relay
 proxy/usage: policy audit internal/memory internal/ratelimit internal/socket proxy/har proxy/scrub
 relay: internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/handshake internal/socket
-certs: policy audit internal/fault internal/lru
+certs: policy audit fleet fleet/certstore fleet/etcdtest fleet/member internal/fault internal/lru
 ingress/balancer:
 ingress/h2c: relay/h1 relay/h2/upstream relay/pool
 remote: policy internal/acceptor certs internal/required internal/socket proxy/recovery
 sshd: policy internal/acceptor internal/required internal/sshflow proxy/recovery
 fleet: fleet/etcdtest
+fleet/certstore: policy fleet fleet/etcdtest fleet/pki internal/required
 fleet/directory: fleet fleet/etcdtest fleet/member
 fleet/etcdtest: fleet internal/testnet
 fleet/member: fleet fleet/etcdtest internal/nightly internal/required
-fleet/node: policy fleet fleet/etcdtest fleet/member fleet/pki fleet/roster fleet/shared fleet/watch internal/fault internal/required
+fleet/node: policy fleet fleet/certstore fleet/etcdtest fleet/member fleet/pki fleet/roster fleet/shared fleet/watch internal/fault internal/required
 fleet/pki: policy
 fleet/roster: policy fleet fleet/etcdtest fleet/pki
 fleet/shared: fleet fleet/etcdtest fleet/watch internal/nightly
