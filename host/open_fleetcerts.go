@@ -2,6 +2,7 @@ package host
 
 import (
 	"boxgate/certs/acme"
+	"boxgate/fleet/node"
 )
 
 // shareCertificates makes a host of a fleet obtain certificates together with the others: they are in etcd, and what this host keeps in its
@@ -26,4 +27,12 @@ func (p *parts) shareCertificates(c *acme.Config) error {
 	// A challenge that this host has begun may be asked of another one, behind a balancer or by a name with the addresses of all hosts.
 	c.Storage, c.Shared = shared.Store, true
 	return nil
+}
+
+// FleetStatus is the status of this host in its fleet, for `gateway fleet status`. It does not ask etcd.
+func (h *Host) FleetStatus() (node.Status, error) {
+	if h.parts.fleet == nil {
+		return node.Status{}, errNoFleet
+	}
+	return h.parts.fleet.Status(), nil
 }

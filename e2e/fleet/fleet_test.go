@@ -101,7 +101,7 @@ func (h *host) members() map[string]string {
 	h.T.Helper()
 	states := map[string]string{}
 	for _, line := range strings.Split(h.command(0, "", "fleet", "status"), "\n") {
-		if fields := strings.Fields(line); len(fields) > 3 && fields[0] != "ID" {
+		if fields := strings.Fields(line); len(fields) > 3 && fields[0] != "ID" && fields[0] != "This" {
 			states[fields[0]] = fields[2]
 		}
 	}
@@ -128,6 +128,9 @@ func TestFleetOfTwoHosts(t *testing.T) {
 	a, b := two(t, etcd)
 	if got := a.members(); got[a.id] != "running" || got[b.id] != "running" || len(got) != 2 {
 		t.Errorf("%v", got)
+	}
+	if own := a.command(0, "", "fleet", "status"); !strings.Contains(own, "This host ("+a.id+") is not fenced: ") || !strings.Contains(own, "It has followed the fleet to revision ") {
+		t.Errorf("the status of this host: %s", own)
 	}
 	box, status, refusal := b.create()
 	if !strings.HasPrefix(box, b.id) {

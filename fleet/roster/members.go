@@ -42,6 +42,21 @@ type Member struct {
 	Since    time.Time `json:"since,omitzero"`
 }
 
+// Condition is the state of the host in one word: running, cordoned, drained, away or unreadable.
+func (m Member) Condition() string {
+	switch {
+	case m.Problem != "":
+		return "unreadable"
+	case !m.Present:
+		return "away"
+	case m.Drained:
+		return "drained"
+	case m.Cordoned:
+		return "cordoned"
+	}
+	return "running"
+}
+
 // State is the state of a fleet.
 type State struct {
 	Name     string    `json:"name"`

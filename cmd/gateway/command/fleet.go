@@ -330,17 +330,21 @@ func newFleetStatusCommand(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "List the hosts of the fleet, with their boxes, versions and states", Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return onFleet(cmd, o, func(ctx context.Context, _ config.Config, r roster.Roster) error {
+			return onFleet(cmd, o, func(ctx context.Context, cfg config.Config, r roster.Roster) error {
 				ctx, cancel := context.WithTimeout(ctx, fleetTimeout)
 				defer cancel()
+				own := ownStatus(ctx, cfg)
 				state, err := r.State(ctx)
 				if err != nil {
-					return err
+					return errors.Join(err, printOwn(cmd.ErrOrStderr(), own, 0))
 				}
 				if o.JSON {
-					return cli.WriteJSON(cmd.OutOrStdout(), state)
+					return cli.WriteJSON(cmd.OutOrStdout(), fleetStatus{state, own})
 				}
-				return printFleet(cmd.OutOrStdout(), state)
+				if err := printFleet(cmd.OutOrStdout(), state); err != nil {
+					return err
+				}
+				return printOwn(cmd.OutOrStdout(), own, state.Revision)
 			})
 		},
 	}
@@ -350,16 +354,9 @@ func newFleetStatusCommand(o *cli.Options) *cobra.Command {
 func printFleet(w io.Writer, s roster.State) error {
 	rows := [][]string{{"ID", "NAME", "STATE", "BOXES", "VERSION", "SINCE"}}
 	for _, h := range s.Hosts {
-		state, boxes := "running", strconv.Itoa(h.Boxes)
-		switch {
-		case h.Problem != "":
-			state, boxes = "unreadable", "-"
-		case !h.Present:
-			state, boxes = "away", "-"
-		case h.Drained:
-			state = "drained"
-		case h.Cordoned:
-			state = "cordoned"
+		state, boxes := h.Condition(), strconv.Itoa(h.Boxes)
+		if h.Problem != "" || !h.Present {
+			boxes = "-"
 		}
 		rows = append(rows, []string{audit.Escape(h.ID, 16), textOrDash(audit.Escape(h.Name, 64)), state, boxes, textOrDash(audit.Escape(h.Version, 64)), timeOrDash(h.Since)})
 	}

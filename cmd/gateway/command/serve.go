@@ -350,6 +350,12 @@ func (r *replacer) control(ctx context.Context, word string) (any, error) {
 			return nil, errors.New("the gateway is starting; try again")
 		}
 		return h.RenewRoots(ctx), nil
+	case fleetStatusWord:
+		h := r.host.Load()
+		if h == nil {
+			return nil, errors.New("the gateway is starting; try again")
+		}
+		return h.FleetStatus()
 	case fleetWord:
 		h := r.host.Load()
 		if h == nil {
