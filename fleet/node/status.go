@@ -55,7 +55,7 @@ func (n *Node) Known() []fleet.Host {
 	return list
 }
 
-// Cordon sets whether a host takes new boxes. [roster.ErrNotMember]: there is none with this ID.
+// Cordon sets whether a host takes new boxes. [roster.ErrNotMember]: no member has this ID.
 func (n *Node) Cordon(ctx context.Context, host string, cordoned bool) error {
 	if err := fleet.CheckHost(host); err != nil {
 		return roster.ErrNotMember
@@ -65,7 +65,7 @@ func (n *Node) Cordon(ctx context.Context, host string, cordoned bool) error {
 	return n.roster.Cordon(ctx, host, cordoned)
 }
 
-// Lag returns for how many seconds the host has not known the latest state of the fleet; -1: it has known none.
+// Lag returns for how many seconds the host has not known the latest state of the fleet; -1: it has not known one.
 func (s Status) Lag() float64 {
 	if s.Current.IsZero() {
 		return -1
