@@ -1,6 +1,7 @@
 package config
 
 import (
+	"net/netip"
 	"net/url"
 	"path/filepath"
 	"regexp"
@@ -13,6 +14,7 @@ type Fleet struct {
 	TLS       FleetTLS `yaml:"tls"`
 	Advertise string   `yaml:"advertise"` // address of this host for the other hosts
 	Domain    string   `yaml:"domain"`    // of the public URLs of all hosts
+	Ingress   string   `yaml:"ingress"`   // address and port at which the other hosts reach ingress.https; empty: public URLs are not passed on
 }
 
 // FleetTLS are the files for connections to etcd.
@@ -34,7 +36,7 @@ func (f Fleet) Enabled() bool { return f.Name != "" }
 // check finds settings that no host of a fleet can have.
 func (f Fleet) check(fail func(key, format string, args ...any)) {
 	if !f.Enabled() {
-		if len(f.Endpoints) > 0 || f.TLS != (FleetTLS{}) || f.Advertise != "" || f.Domain != "" {
+		if len(f.Endpoints) > 0 || f.TLS != (FleetTLS{}) || f.Advertise != "" || f.Domain != "" || f.Ingress != "" {
 			fail("fleet.name", "is not set, so the other keys of fleet have no effect; set it, or remove fleet")
 		}
 		return
@@ -49,6 +51,9 @@ func (f Fleet) check(fail func(key, format string, args ...any)) {
 		f.checkEndpoint(e, fail)
 	}
 	f.TLS.check(fail)
+	if at, err := netip.ParseAddrPort(f.Ingress); f.Ingress != "" && (err != nil || at.Port() == 0 || at.Addr().IsUnspecified() || at.Addr().IsMulticast() || at.Addr().Zone() != "") {
+		fail("fleet.ingress", "%q is not an address and port of this host, such as 192.0.2.7:443 or [2001:db8::7]:443", f.Ingress)
+	}
 	// Without a listener for other hosts and without routing these have no effect.
 	if f.Advertise != "" {
 		fail("fleet.advertise", "is not supported by this version; remove it")

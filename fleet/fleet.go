@@ -87,6 +87,11 @@ type Host struct {
 	Key      []byte    `json:"key"`  // SHA-256 of the public key (SubjectPublicKeyInfo) of its certificates
 	Joined   time.Time `json:"joined"`
 	Cordoned bool      `json:"cordoned,omitempty"` // takes no new boxes
+
+	// Ingress is the address and port at which other hosts reach its public URLs; empty: they do not. Agreement is its public key for
+	// secrets with each other host, see [fleet/pki.Agreement].
+	Ingress   string `json:"ingress,omitempty"`
+	Agreement []byte `json:"agreement,omitempty"`
 }
 
 // Presence is a running gateway. It ends with the lease of its host.

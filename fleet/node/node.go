@@ -36,6 +36,7 @@ type Config struct {
 	StateDir string // identifies the store
 	Version  string // of this program
 	Boxes    func() int
+	Ingress  string // address and port of the public URLs of this host, for the other hosts; empty: they do not reach them
 	Log      *zap.Logger
 	TTL      time.Duration // of the lease; 0: [member.TTL]
 }
@@ -52,6 +53,7 @@ type Node struct {
 	authority   *x509.Certificate
 	hosts       directory
 	shared      Shared
+	agreements  agreements
 }
 
 // Bounds of the directory that a host follows.
@@ -82,6 +84,10 @@ func New(c Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	agreement, err := pki.NewAgreement(c.Identity.Host, c.Identity.Key)
+	if err != nil {
+		return nil, err
+	}
 	presence, err := newPresence(c.StateDir, c.Version)
 	if err != nil {
 		return nil, err
@@ -90,7 +96,7 @@ func New(c Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{Config: c, client: client, fingerprint: fingerprint, roster: roster.Roster{Client: client, Name: c.Fleet}, authority: authority, hosts: directory{known: map[string]fleet.Host{}}}
+	n := &Node{Config: c, client: client, fingerprint: fingerprint, roster: roster.Roster{Client: client, Name: c.Fleet}, authority: authority, hosts: directory{known: map[string]fleet.Host{}}, agreements: agreements{own: agreement, known: map[string]agreed{}}}
 	keys := fleet.KeysOf(c.Fleet)
 	n.session, err = member.New(member.Config{
 		Client: client, Keys: keys, Host: c.Identity.Host, Founding: c.Identity.Founding, Key: fingerprint, Presence: presence, TTL: c.TTL, Log: c.Log,
@@ -181,6 +187,9 @@ func (n *Node) Run(ctx context.Context) {
 			call, cancel := context.WithTimeout(ctx, startTimeout)
 			if err := n.session.Report(call, n.Boxes(), n.Cordoned()); err != nil && ctx.Err() == nil {
 				n.Log.Debug("the number of boxes is not in the directory", zap.Error(err))
+			}
+			if err := n.publish(call); err != nil && ctx.Err() == nil {
+				n.Log.Warn("the address of the public URLs of this host is not in the directory", zap.Error(err))
 			}
 			cancel()
 			select {

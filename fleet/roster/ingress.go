@@ -1,0 +1,66 @@
+package roster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"boxgate/fleet"
+)
+
+// SetIngress sets the address of the public URLs of a member, and its key of agreements, for the other hosts; empty: none. Fields of the
+// record that this version does not know are kept. It fails with [ErrNotMember] if the record is that of another membership.
+func (r Roster) SetIngress(ctx context.Context, id fleet.Identity, address string, agreement []byte) error {
+	key := r.keys().Host(id.Host)
+	for {
+		text, revision, err := fleet.Get(ctx, r.Client, key)
+		if err != nil {
+			return err
+		}
+		if text == nil || !isOf(text, id) {
+			return ErrNotMember
+		}
+		changed, err := withIngress(text, address, agreement)
+		if err != nil || changed == string(text) {
+			return err
+		}
+		answer, err := r.Client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", revision)).Then(clientv3.OpPut(key, changed)).Commit()
+		if err != nil {
+			return fleet.Unreachable(ctx, err)
+		}
+		if answer.Succeeded {
+			return nil
+		}
+	}
+}
+
+// withIngress returns the record of a host with other values of these fields.
+func withIngress(text []byte, address string, agreement []byte) (string, error) {
+	host, err := fleet.Decode[fleet.Host](text)
+	if err != nil || host.Ingress == address && bytes.Equal(host.Agreement, agreement) {
+		return string(text), err
+	}
+	fields, err := fleet.Decode[map[string]json.RawMessage](text)
+	if err != nil {
+		return "", err
+	}
+	delete(fields, "ingress")
+	delete(fields, "agreement")
+	if address != "" {
+		quoted, err := json.Marshal(address)
+		if err != nil {
+			return "", err
+		}
+		fields["ingress"] = quoted
+	}
+	if len(agreement) > 0 {
+		encoded, err := json.Marshal(agreement)
+		if err != nil {
+			return "", err
+		}
+		fields["agreement"] = encoded
+	}
+	return fleet.Encode(fields)
+}
