@@ -42,6 +42,7 @@ import (
 	"boxgate/host/meter"
 	"boxgate/host/models"
 	"boxgate/host/netns"
+	"boxgate/host/peers"
 	"boxgate/host/records"
 	"boxgate/host/rules"
 	"boxgate/host/schedule"
@@ -191,7 +192,8 @@ type parts struct {
 
 	certificates certificates // of public URLs
 
-	fleet *node.Node `required:"false"` // this host in its fleet; nil: disabled
+	fleet *node.Node   `required:"false"` // this host in its fleet; nil: disabled
+	peers *peers.Peers `required:"false"` // public URLs of the other hosts; nil: disabled
 
 	launcher        *launcher.Launcher
 	snapshotManager *snapshots.Manager
@@ -253,6 +255,9 @@ func (p *parts) close() error {
 		errs = append(errs, p.launcher.Close())
 	}
 	p.secrets.Close()
+	if p.peers != nil {
+		p.peers.Close()
+	}
 	if p.fleet != nil {
 		errs = append(errs, p.fleet.Close())
 	}

@@ -222,6 +222,10 @@ func (p *parts) openIngress(context.Context) error {
 	if err != nil {
 		return err
 	}
+	fleet, err := p.openPeers(connections)
+	if err != nil {
+		return err
+	}
 	p.ingress, err = ingress.New(ingress.Config{
 		URLs: p.urlTable, GetCertificate: p.certificates.GetCertificate, Validation: validation, Audit: p.audit, Log: p.log,
 		Connections: connections, Requests: requests,
@@ -232,7 +236,7 @@ func (p *parts) openIngress(context.Context) error {
 			return p.reach.Dial(ctx, t.Box, t.Addr)
 		},
 		Boxes: p.visits, TokenFields: p.tokenFields(),
-		Balancers: p.balancers(), ForwardFields: p.cfg.Ingress.ForwardFields,
+		Balancers: p.balancers(), Fleet: fleet, ForwardFields: p.cfg.Ingress.ForwardFields,
 		DialTimeout: limits.ConnectTimeout, ResponseTimeout: limits.ResponseTimeout,
 	})
 	return err

@@ -68,6 +68,7 @@ func New(cfg Config) (*Ingress, error) {
 	g.upstreams.open(max(1, cfg.Requests/6))
 	g.inside.most = max(1, cfg.Requests/4)
 	g.own.most = max(1, cfg.Requests/6)
+	g.passing.most, g.arrived.most = max(1, cfg.Requests/2), max(1, cfg.Connections*3/4)
 	g.local.Panicked = func() { g.panickedIn("") }
 	g.http2, g.http2Places.most = h2c.NewPool(cfg.DialTimeout, max(1, cfg.Requests/6), boxOf, func(to incarnation, _ any) { g.panickedIn(to.box) }), http2Streams
 	g.tallies.failures, g.tallies.window = cfg.FailedCredentials, time.Minute
@@ -274,6 +275,9 @@ type Config struct {
 	// the PROXY protocol, which contains the visitor's address.
 	Balancers balancer.List
 
+	// Fleet passes connections on to other hosts of a fleet; nil: there are none.
+	Fleet Fleet
+
 	HSTS HSTS
 
 	// ForwardFields are fields that visitors may send to boxes although applications may read a visitor's identity from them.
@@ -319,6 +323,8 @@ type core struct {
 	exchanges places // of code exchanges at the identity provider
 	inside    places // of the requests of boxes, each of which also has one of places
 	own       places // of the requests that this process serves, likewise
+	passing   places // of connections that are passed on, by host of the fleet; each also has one of places
+	arrived   places // of connections that other hosts pass on to this one, by host
 	local     local.Server
 	// http2Places are for requests to applications that speak HTTP/2, counted by box.
 	http2Places places

@@ -190,6 +190,9 @@ func (l *listener) start(conn net.Conn) {
 	}
 	go h.own.Run(func() {
 		told := l.visitorOf(conn, h)
+		if told != nil {
+			told = l.openingFor(told, h)
+		}
 		if told == nil {
 			return
 		}
@@ -260,8 +263,13 @@ func (l *listener) giveWayLocked(now time.Time) {
 
 // leaveLocked ends a connection in favour of others. It keeps its slot until its goroutine, which notices, has released it.
 func (l *listener) leaveLocked(conn net.Conn) {
-	l.conns[conn].leaves = true
+	h := l.conns[conn]
+	h.leaves = true
 	l.g.refusedConn(conn, name.ReasonLimit, errGaveWay)
+	if h.cut != nil {
+		h.cut()
+		return
+	}
 	socket.Abort(conn)
 }
 
@@ -366,6 +374,9 @@ func (l *listener) release(conn net.Conn) {
 	if !h.gone {
 		l.places.release(h.box, h.network)
 	}
+	if h.sender != "" {
+		l.g.arrived.release(h.sender, netip.Prefix{})
+	}
 	delete(l.conns, conn)
 }
 
@@ -394,13 +405,16 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 	if l.tls != nil {
 		secure := l.handshake(conn)
 		if secure == nil {
+			if o, ok := conn.(*opening); ok && o.owner != "" {
+				return l.passOn(o, h)
+			}
 			return nil
 		}
 		state := secure.ConnectionState()
 		version = state.NegotiatedProtocol
 		c.Conn, c.visitor.secure, c.visitor.sni = secure, true, state.ServerName
 	}
-	if version != "" && version == l.g.Validation || h.only != "" && bareHost(c.visitor.sni) != h.only {
+	if version != "" && version == l.g.Validation || !h.serves(bareHost(c.visitor.sni)) {
 		_ = conn.Close()
 		return nil
 	}
@@ -462,6 +476,9 @@ func (l *listener) handshake(conn net.Conn) *socket.Terminated {
 		_ = conn.SetDeadline(time.Time{})
 		return secure
 	}
+	if o, ok := conn.(*opening); ok && o.owner != "" {
+		return nil
+	}
 	l.g.refusedConn(conn, name.ReasonClientTLS, err)
 	var plain tls.RecordHeaderError
 	if errors.As(err, &plain) && plain.Conn != nil && looksLikeHTTP(plain.RecordHeader[:]) {
@@ -511,7 +528,11 @@ func (l *listener) wait(ctx context.Context) {
 	case <-ctx.Done():
 	}
 	l.mu.Lock()
-	for conn := range l.conns {
+	for conn, h := range l.conns {
+		if h.cut != nil {
+			h.cut()
+			continue
+		}
 		_ = conn.Close()
 	}
 	l.mu.Unlock()
@@ -565,7 +586,10 @@ type held struct {
 	since    time.Time     // when it was accepted
 	leaves   bool          // leaveLocked has ended the connection; guarded by the listener's mu
 	gone     bool          // another connection has its place; guarded by the listener's mu
-	only     string        // the only host that TLS may name; "": any
+	only     string        // the only host that TLS may name, for a box of this gateway; "": any
+	passed   string        // the only host that TLS may name, for a visitor whom another host of the fleet passes on; "": any
+	sender   string        // that other host
+	cut      func()        // ends a connection that is passed on; nil: the connection is closed. Guarded by the listener's mu
 
 	asked atomic.Bool   // a request has begun, or the connection has ended
 	first chan struct{} // closed when asked is set
@@ -586,6 +610,11 @@ func (h *held) use() int {
 		return 2
 	}
 	return 1
+}
+
+// serves reports whether the connection may be for a host.
+func (h *held) serves(host string) bool {
+	return (h.only == "" || h.only == host) && (h.passed == "" || h.passed == host)
 }
 
 // begin notes that a request has begun. A stop lets it finish.

@@ -26,6 +26,9 @@ const noProtocol = "boxgate-raw"
 // configOf returns the TLS settings for a ClientHello: settings, except for public URLs of raw TCP.
 func (g *Ingress) configOf(settings *tls.Config) func(*tls.ClientHelloInfo) (*tls.Config, error) {
 	return func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		if err := decided(hello); err != nil {
+			return nil, err
+		}
 		t, ok := g.URLs.Lookup(bareHost(hello.ServerName))
 		if !ok || t.Protocol != TCP || g.Validation != "" && slices.Contains(hello.SupportedProtos, g.Validation) {
 			return nil, nil

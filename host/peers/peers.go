@@ -1,0 +1,146 @@
+// Package peers passes connections to public URLs between the hosts of a fleet. It implements the Fleet of package ingress.
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/ingress/balancer"
+	"boxgate/internal/required"
+	"boxgate/internal/socket"
+	"boxgate/policy"
+	"boxgate/proxy/tunnel"
+)
+
+// Hosts are the members of the fleet, as of the last known directory.
+type Hosts interface {
+	// IngressOf returns the address of the public URLs of another member; false: it is no member, or has none for other hosts.
+	IngressOf(host string) (netip.AddrPort, bool)
+	// Secrets returns the secrets for headers to and from another member; false: it is no member.
+	Secrets(host string) (to, from []byte, ok bool)
+}
+
+// Config configures [Peers].
+type Config struct {
+	Hosts Hosts
+	Own   string // ID of this host
+	// Parse returns the box that a host name means, see [boxgate/config.Ingress.ParseHostName].
+	Parse func(host string) (id policy.BoxID, port uint16, ok bool)
+	Pipes int // for splice(2), two descriptors each
+	Log   *zap.Logger
+}
+
+// Peers are the other hosts. Safe for concurrent use.
+type Peers struct {
+	Config
+	tunnels *tunnel.Pool
+	fresh   *balancer.Fresh
+
+	mu    sync.Mutex
+	pipes map[string]*atomic.Int64 // in use, by host
+}
+
+// idle is the time without a byte after which a connection ends. The host with the box has shorter ones.
+const idle = 30 * 24 * time.Hour
+
+// New returns the peers of this host.
+func New(c Config) (*Peers, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	return &Peers{Config: c, tunnels: tunnel.NewPool(idle, c.Pipes, c.Log), fresh: balancer.NewFresh(time.Now()), pipes: map[string]*atomic.Int64{}}, nil
+}
+
+// Close frees the pipes. Open connections go on.
+func (p *Peers) Close() { p.tunnels.Close() }
+
+// hostDigits is the length of the ID of a host, with which the IDs of its boxes begin.
+const hostDigits = 6
+
+// Owner implements [boxgate/ingress.Fleet].
+func (p *Peers) Owner(host string) (owner string, ok bool) {
+	id, _, ok := p.Parse(host)
+	if !ok || len(id) < hostDigits || string(id[:hostDigits]) == p.Own {
+		return "", false
+	}
+	owner = string(id[:hostDigits])
+	_, ok = p.Hosts.IngressOf(owner)
+	return owner, ok
+}
+
+// errNoPeer reports a host that has left since the ClientHello arrived.
+var errNoPeer = errors.New("the host with the box is not a member of the fleet any longer")
+
+// Dial implements [boxgate/ingress.Fleet].
+func (p *Peers) Dial(ctx context.Context, owner, host string, from, to netip.AddrPort, first []byte) (*net.TCPConn, error) {
+	at, ok := p.Hosts.IngressOf(owner)
+	key, _, known := p.Hosts.Secrets(owner)
+	if !ok || !known {
+		return nil, errNoPeer
+	}
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", at.String())
+	if err != nil {
+		return nil, fmt.Errorf("host %s: %w", owner, err)
+	}
+	header := balancer.Passed{From: from, To: to, Name: host, Mode: balancer.ModeTLS, Sender: p.Own, Receiver: owner, At: time.Now(), Nonce: balancer.NewNonce()}
+	begin := header.Append(make([]byte, 0, balancer.PassedMost+len(first)), key)
+	if deadline, ok := ctx.Deadline(); ok {
+		_ = c.SetWriteDeadline(deadline)
+	}
+	if _, err := c.Write(append(begin, first...)); err != nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("host %s: %w", owner, err)
+	}
+	_ = c.SetWriteDeadline(time.Time{})
+	tcp, _ := socket.TCP(c) // the network is tcp
+	return tcp, nil
+}
+
+// Open implements [boxgate/ingress.Fleet].
+func (p *Peers) Open(raw []byte) (balancer.Passed, error) {
+	passed, err := balancer.OpenPassed(raw, p.Own, func(sender string) ([]byte, bool) {
+		_, from, ok := p.Hosts.Secrets(sender)
+		return from, ok
+	})
+	if err != nil {
+		return balancer.Passed{}, err
+	}
+	return passed, p.fresh.Accept(passed.At, passed.Nonce, time.Now())
+}
+
+// Splice implements [boxgate/ingress.Fleet].
+func (p *Peers) Splice(visitor, owner *net.TCPConn, host string, in, out *atomic.Int64, ended func(error)) (start, cut func()) {
+	t := p.tunnels.Splice(tunnel.Spec{Client: visitor, Owner: end(ended), Count: tunnel.Counters{In: in, Out: out, Pipes: p.pipesOf(host)}}, owner)
+	return t.Start, func() { _ = t.Close() }
+}
+
+// pipesOf returns the number of pipes in use for a host. Members are few, and so are the counters.
+func (p *Peers) pipesOf(host string) *atomic.Int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.pipes[host]
+	if n == nil {
+		n = new(atomic.Int64)
+		p.pipes[host] = n
+	}
+	return n
+}
+
+// end implements [tunnel.Owner] for connected tunnels.
+type end func(error)
+
+// Ended implements [tunnel.Owner].
+func (e end) Ended(err error) { e(err) }
+
+// Opened, Failed and Slow implement [tunnel.Owner]; they are for tunnels that connect themselves.
+func (e end) Opened()      {}
+func (e end) Failed(error) {}
+func (e end) Slow()        {}
