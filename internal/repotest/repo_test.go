@@ -256,6 +256,7 @@ host/listen: config dns firewall firewall/network host/netns host/handover host/
 host/meter: policy store
 host/models: llm llm/budget policy api api/history config host/state internal/required store
 host/boxdial: policy launcher/namespace
+host/peers: policy ingress ingress/balancer internal/required internal/socket proxy/tunnel
 host/records: api audit config internal/buildinfo quota store observe policy
 host/rules: policy policy/document rule/header api api/change api/rest audit boundary config firewall host/netns host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store observe/replay policy/authority observe store/history quota
 host/schedule: policy api api/history api/problem api/schedules host/change host/webhook host/keys host/state internal/fault internal/required proxy quota store agents api/harness
@@ -288,7 +289,7 @@ cmd/gateway/command/terminal: api
 e2e/harness: policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet
 e2e/harness/npm: internal/lab internal/testnet
 e2e/harness/gateway: e2e/harness cmd/gateway internal/fault
-e2e: fleet/etcdtest host/bucket/buckettest policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab internal/testnet/models e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor store/history ui/preview llm
+e2e: fleet/etcdtest host/bucket/buckettest ingress/balancer policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab internal/testnet/models e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor store/history ui/preview llm
 `)
 
 // importTable parses lines of a package, a colon and the packages that it may import.
