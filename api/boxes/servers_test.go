@@ -36,7 +36,7 @@ func TestAttackManyServers(t *testing.T) {
 		"arguments": {long, "the limit is 262144"},
 	} {
 		began := time.Now()
-		_, err := (&createBody{Model: "anthropic/claude-sonnet-4-5", MCPServers: c.servers}).request(func(string) bool { return true })
+		_, err := (&createBody{Model: "anthropic/claude-sonnet-4-5", MCPServers: c.servers}).request(nil)
 		if err == nil || !strings.Contains(fmt.Sprint(err), c.problem) {
 			t.Errorf("%s: %v", name, err)
 		}
