@@ -219,7 +219,7 @@ func (e *Endpoints) uses(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 		return rest.Reply{}, err
 	}
 	secret := r.PathValue("name")
-	if !name.IsSecretName(secret) {
+	if !name.IsSecretName(secret) && !name.IsKeySecret(secret) {
 		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, "%q is not the name of a secret", problem.Clip(secret))
 	}
 	derived, known := e.secrets.DerivedSecrets(secret)
