@@ -43,6 +43,8 @@ const (
 	StatusGone     Status = "gone" // an attached box whose sandbox has ended; its policy and settings are kept
 	StatusError    Status = "error"
 	StatusDeleted  Status = "deleted"
+	// StatusUnreachable is that of a box of another host of the fleet that does not answer. No box of this host has it.
+	StatusUnreachable Status = "unreachable"
 )
 
 // Enum lists the states for the description of the API.

@@ -12,7 +12,7 @@ type Fleet struct {
 	Name      string   `yaml:"name"`      // empty: no fleet
 	Endpoints []string `yaml:"endpoints"` // URLs of etcd
 	TLS       FleetTLS `yaml:"tls"`
-	Advertise string   `yaml:"advertise"` // address of this host for the other hosts
+	Advertise string   `yaml:"advertise"` // IP address and port of this host for the other hosts, on which it listens; empty: none
 	Domain    string   `yaml:"domain"`    // of the public URLs of all hosts
 	Ingress   string   `yaml:"ingress"`   // address and port at which the other hosts reach ingress.https; empty: public URLs are not passed on
 }
@@ -54,10 +54,10 @@ func (f Fleet) check(fail func(key, format string, args ...any)) {
 	if at, err := netip.ParseAddrPort(f.Ingress); f.Ingress != "" && (err != nil || at.Port() == 0 || at.Addr().IsUnspecified() || at.Addr().IsMulticast() || at.Addr().Zone() != "") {
 		fail("fleet.ingress", "%q is not an address and port of this host, such as 192.0.2.7:443 or [2001:db8::7]:443", f.Ingress)
 	}
-	// Without a listener for other hosts and without routing these have no effect.
-	if f.Advertise != "" {
-		fail("fleet.advertise", "is not supported by this version; remove it")
+	if at, err := netip.ParseAddrPort(f.Advertise); f.Advertise != "" && (err != nil || at.Port() == 0 || at.Addr().IsUnspecified() || at.Addr().IsMulticast() || at.Addr().Zone() != "") {
+		fail("fleet.advertise", "%q is not an address of this host with a port, such as 10.0.0.5:8700 or [fd00::5]:8700", f.Advertise)
 	}
+	// Without routing of URLs this has no effect.
 	if f.Domain != "" {
 		fail("fleet.domain", "is not supported by this version; remove it")
 	}

@@ -92,6 +92,7 @@ type Host struct {
 	// secrets with each other host, see [fleet/pki.Agreement].
 	Ingress   string `json:"ingress,omitempty"`
 	Agreement []byte `json:"agreement,omitempty"`
+	Address   string `json:"address,omitempty"` // IP address and port for the other hosts; may be empty
 }
 
 // Presence is a running gateway. It ends with the lease of its host.

@@ -192,8 +192,9 @@ type parts struct {
 
 	certificates certificates // of public URLs
 
-	fleet *node.Node   `required:"false"` // this host in its fleet; nil: disabled
-	peers *peers.Peers `required:"false"` // public URLs of the other hosts; nil: disabled
+	fleet   *node.Node   `required:"false"` // this host in its fleet; nil: disabled
+	peers   *peers.Peers `required:"false"` // public URLs of the other hosts; nil: disabled
+	peerAPI *peerAPI     `required:"false"` // the other hosts of the fleet; nil: disabled
 
 	launcher        *launcher.Launcher
 	snapshotManager *snapshots.Manager

@@ -243,7 +243,7 @@ func (o *opening) openLife(context.Context) (err error) {
 	o.lifecycle, err = box.New(box.Config{
 		Config: p.cfg, Addresses: p.addrs, Provisioner: p.provisioner, Audit: p.audit, Firewall: p.firewall, Boxes: p.boxes, Visitors: p.ingress, Usage: o.usage,
 		Meter: p.meter, Models: p.models, Quota: o.quota, Settings: o.settings, Snapshots: o.snapshots, Schedules: o.scheduled, History: p.history, Holdings: p.holdings,
-		CutRemote: p.cutRemote, Admit: p.admitByFleet,
+		CutRemote: p.cutRemote, Admit: p.admitByFleet, Names: p.fleetNames(),
 	})
 	return err
 }

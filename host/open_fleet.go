@@ -41,7 +41,7 @@ func (p *parts) openFleet(ctx context.Context) error {
 	}
 	p.fleet, err = node.New(node.Config{
 		Access: fleet.Access{Endpoints: c.Endpoints, CAFile: c.TLS.CAFile, CertFile: c.TLS.CertFile, KeyFile: c.TLS.KeyFile}, Fleet: c.Name, Identity: identity, StateDir: p.cfg.StateDir,
-		Version: buildinfo.Get().Version, Ingress: c.Ingress, Boxes: func() int { return len(p.boxes.All()) }, Log: p.log.Named("fleet"),
+		Version: buildinfo.Get().Version, Ingress: c.Ingress, Address: c.Advertise, Boxes: func() int { return len(p.boxes.All()) }, Log: p.log.Named("fleet"),
 	})
 	if err != nil {
 		return err
@@ -49,6 +49,7 @@ func (p *parts) openFleet(ctx context.Context) error {
 	if err := p.fleet.Start(ctx); err != nil {
 		return err
 	}
+	p.openPeerAPI()
 	return p.metrics.Register(p.fleet)
 }
 

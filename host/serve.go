@@ -87,7 +87,7 @@ func (h *Host) newAdmin() (*server.API, error) {
 		return nil, err
 	}
 	return server.New(server.Config{
-		E2B: dialect, Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.adminHosts(), HasSecret: h.parts.secrets.Has, KeySecret: h.parts.keySecrets.Find, Meters: h.parts.cfg.Meters, Watcher: h.usage, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(8<<20, 8), MaxRun: h.parts.largestBody(harness.MaxBody, 5), Silence: h.parts.cfg.Admin.Silence,
+		E2B: dialect, Elsewhere: h.parts.elsewhere(), Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.adminHosts(), HasSecret: h.parts.secrets.Has, KeySecret: h.parts.keySecrets.Find, Meters: h.parts.cfg.Meters, Watcher: h.usage, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(8<<20, 8), MaxRun: h.parts.largestBody(harness.MaxBody, 5), Silence: h.parts.cfg.Admin.Silence,
 	})
 }
 
@@ -120,6 +120,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	h.serveEgress(ctx, answering, run)
 	h.serveFront(run)
 	h.serveElsewhere(run, admin)
+	h.servePeerAPI(run, admin)
 	if h.parts.before != nil {
 		h.relieve()
 		h.parts.listeners.Lock.Own()
@@ -254,7 +255,7 @@ func (h *Host) finish(drain context.Context, admin *server.API, adminServer, met
 	err := fault.At(drain, "stop: begun")
 	h.arrivals.await(drain)
 	h.parts.ssh.Retire()
-	err = errors.Join(err, adminServer.Shutdown(drain), admin.Wait(drain))
+	err = errors.Join(err, adminServer.Shutdown(drain), h.parts.peerAPI.shutdown(drain), admin.Wait(drain))
 	err = errors.Join(err, fault.At(drain, "stop: no more changes"))
 	if h.parts.acme != nil {
 		h.parts.acme.Close() // before the listeners, which issuers connect to
@@ -301,6 +302,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	if f := h.parts.fleet; f != nil {
 		run("the fleet", func() error { f.Run(ctx); return nil })
 		run("the fence of the fleet", func() error { h.followFence(ctx); return nil })
+		run("boxes in the directory of the fleet", func() error { h.parts.peerAPI.names.Run(ctx); return nil })
 	}
 	if o := h.parts.observed; o != nil {
 		run("observations", func() error { o.Run(ctx); return nil })

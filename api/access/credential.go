@@ -35,7 +35,15 @@ func credentialOf(ctx context.Context) (valid func() bool) {
 // must call end.
 func While(ctx context.Context) (_ context.Context, end func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := watch(ctx, cancel)
+	stop := watch(ctx, cancel, credentialOf(ctx), ErrKeyEnded)
+	return ctx, func() { cancel(nil); stop() }
+}
+
+// WhileValid returns a context for a request, which ends with cause within a second after valid reports false, as it may from any
+// goroutine. The caller must call end.
+func WhileValid(ctx context.Context, valid func() bool, cause error) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := watch(ctx, cancel, valid, cause)
 	return ctx, func() { cancel(nil); stop() }
 }
 
@@ -44,15 +52,14 @@ func While(ctx context.Context) (_ context.Context, end func()) {
 // expired could otherwise go on by work begun before. The caller must call end after the work.
 func Outlive(ctx context.Context) (_ context.Context, end context.CancelCauseFunc) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	stop := watch(ctx, cancel)
+	stop := watch(ctx, cancel, credentialOf(ctx), ErrKeyEnded)
 	return ctx, func(cause error) { cancel(cause); stop() }
 }
 
-// watch cancels a context when its credential is no longer valid, until stop is called.
-func watch(ctx context.Context, cancel context.CancelCauseFunc) (stop func()) {
-	valid := credentialOf(ctx)
+// watch cancels a context with cause when valid reports false, until stop is called. If valid is nil, it does so immediately.
+func watch(ctx context.Context, cancel context.CancelCauseFunc, valid func() bool, cause error) (stop func()) {
 	if valid == nil {
-		cancel(ErrKeyEnded)
+		cancel(cause)
 		return func() {}
 	}
 	var mu sync.Mutex
@@ -61,7 +68,7 @@ func watch(ctx context.Context, cancel context.CancelCauseFunc) (stop func()) {
 	defer mu.Unlock()
 	timer = time.AfterFunc(keyRecheck, func() {
 		if ctx.Err() == nil && !valid() {
-			cancel(ErrKeyEnded)
+			cancel(cause)
 			return
 		}
 		mu.Lock()

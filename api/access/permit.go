@@ -29,10 +29,9 @@ type snapshots interface {
 // For keys that do not see every box, it replaces {id} by the ID of the box it checked, so that a name that moves to
 // another box in the meantime gives no access to that box.
 func Permit(r *http.Request, route string, boxes finder, of snapshots) error {
-	caller := api.CallerOf(r.Context())
-	g, known := grants[route]
-	if !known || !g.permits(caller.Role) {
-		return problem.Refuse(http.StatusForbidden, "the API key %q has the role %s, which may not do this; see docs/keys.md for what may, and on the gateway's host `gateway api-key create` for another key", caller.Name, roleName(caller.Role))
+	caller, g := api.CallerOf(r.Context()), grants[route]
+	if err := permitRole(caller, route); err != nil {
+		return err
 	}
 	id := r.PathValue("id")
 	if id == "" || caller.Role == api.RoleAdmin || caller.Role == api.RoleReader || caller.Role == api.RoleAuditor || caller.Role == api.RoleApprover {
@@ -47,6 +46,14 @@ func Permit(r *http.Request, route string, boxes finder, of snapshots) error {
 	}
 	r.SetPathValue("id", string(box.ID))
 	return nil
+}
+
+// permitRole returns an error unless keys with the role of a caller may call the endpoint.
+func permitRole(caller api.Caller, route string) error {
+	if g, known := grants[route]; known && g.permits(caller.Role) {
+		return nil
+	}
+	return problem.Refuse(http.StatusForbidden, "the API key %q has the role %s, which may not do this; see docs/keys.md for what may, and on the gateway's host `gateway api-key create` for another key", caller.Name, roleName(caller.Role))
 }
 
 // seesSnapshotOf reports whether a key sees a snapshot of a box that it cannot see, because the box was deleted.

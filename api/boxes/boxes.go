@@ -94,12 +94,13 @@ type Endpoints struct {
 	Bodies    strict.Bodies
 	Secrets   access.Secrets // that header rules may refer to
 	Meters    llm.Meters     // of the servers of agents' models
+	Others    Others         // nil: there is no fleet
 }
 
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
 	return append(append(e.lifetimeRoutes(), e.samplesRoutes()...), []rest.Route{
-		{Method: "POST", Path: "/v2/box", ID: "createBox", Summary: "Create a box", Status: 201, Request: reflect.TypeFor[createBody](),
+		{Method: "POST", Path: "/v2/box", ID: "createBox", Summary: "Create a box", Status: 201, Query: reflect.TypeFor[createQuery](), Request: reflect.TypeFor[createBody](),
 			Example:  `{"name":"web-1","size":"small","labels":["beta"],"env_vars":{"STAGE":"test"},"network_policy":{"mode":"custom","allowed_domains":["api.example.com"]},"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`,
 			Response: reflect.TypeFor[boxView](), Handle: e.createBox},
 		{Method: "POST", Path: "/v2/box/from-snapshot", ID: "createBoxFromSnapshot", Summary: "Create a box with the files of a snapshot; missing fields are taken from the snapshot", Status: 201,
@@ -125,7 +126,7 @@ type listQuery struct {
 	Metadata string `json:"metadata,omitempty" doc:"only boxes with all these entries: pairs as in a query, encoded once more as the value of this parameter" example:"user=42&stage=test"`
 }
 
-func (e *Endpoints) listBoxes(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+func (e *Endpoints) listBoxes(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var query listQuery
 	if err := rest.Query(r, &query); err != nil {
 		return rest.Reply{}, err
@@ -144,6 +145,9 @@ func (e *Endpoints) listBoxes(_ http.ResponseWriter, r *http.Request) (rest.Repl
 		if caller.Sees(b) {
 			views = append(views, viewFor(caller, b))
 		}
+	}
+	if e.Others != nil && r.Header[access.PeerHeader] == nil {
+		return rest.Reply{Body: e.withOthers(w, r, views, filter)}, nil
 	}
 	return rest.Reply{Body: views}, nil
 }

@@ -284,6 +284,13 @@ func (b *createBody) agentKeys(p *problem.List, h api.Hosted) *agents.Keys {
 
 // createBox handles POST /v2/box.
 func (e *Endpoints) createBox(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var query createQuery
+	if err := rest.Query(r, &query); err != nil {
+		return rest.Reply{}, err
+	}
+	if p := query.Placement; p != "" && p != "here" && p != PlacementSpread {
+		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, "query parameter %q must be here or %s", "placement", PlacementSpread)
+	}
 	return e.create(w, r, &createBody{meters: e.Meters})
 }
 

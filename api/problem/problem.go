@@ -36,6 +36,7 @@ type Body struct {
 	Pointer  string `json:"pointer,omitempty" doc:"JSON pointer (RFC 6901) to the first problem"`
 	Problems []View `json:"problems,omitempty"`
 	Quota    string `json:"quota,omitempty" doc:"with 429: the exceeded quota (docs/keys.md)"`
+	Code     string `json:"code,omitempty" doc:"host_unreachable: the host of the fleet that has the box does not answer (docs/fleet.md)" example:"host_unreachable"`
 }
 
 // SchemaName returns the name of the type in the OpenAPI document.
@@ -56,7 +57,7 @@ func StatusOf(err error) (int, Body) {
 		return http.StatusUnprocessableEntity, invalidBody(invalid.Problems)
 	}
 	if refused, ok := errors.AsType[*Refusal](err); ok {
-		return refused.status, Body{Error: refused.message}
+		return refused.status, Body{Error: refused.message, Code: refused.code}
 	}
 	if exceeded, ok := errors.AsType[*quota.Error](err); ok {
 		return http.StatusTooManyRequests, Body{Error: exceeded.Error(), Quota: exceeded.Kind.String()}
@@ -98,6 +99,7 @@ func Views(problems []document.Problem) []View {
 type Refusal struct {
 	status  int
 	message string
+	code    string // for programs; usually empty
 }
 
 // Error returns the message.
@@ -105,7 +107,16 @@ func (e *Refusal) Error() string { return e.message }
 
 // Refuse returns an error that is answered with the status and the message.
 func Refuse(status int, format string, args ...any) error {
-	return &Refusal{status, fmt.Sprintf(format, args...)}
+	return &Refusal{status: status, message: fmt.Sprintf(format, args...)}
+}
+
+// HostUnreachable is the code of the refusal that [Unreachable] returns. Its message begins with it, too, for dialects without a field for it.
+const HostUnreachable = "host_unreachable"
+
+// Unreachable returns the refusal, with 503, of a call for a box of another host of the fleet that cannot be reached. Nothing is known
+// about the box.
+func Unreachable(host, why string) error {
+	return &Refusal{http.StatusServiceUnavailable, fmt.Sprintf("%s: host %s of the fleet %s", HostUnreachable, host, why), HostUnreachable}
 }
 
 // Invalid returns an error that is answered with 422 and one problem.

@@ -83,9 +83,12 @@ func (d *dialect) serve(w *rest.Writer, r *http.Request) {
 			d.control.Fail(w, r, err)
 			return
 		}
-		d.sandboxes.ServeHTTP(w, r)
+		if !d.sandboxElsewhere(w, r) {
+			d.sandboxes.ServeHTTP(w, r)
+		}
 		return
 	}
+	original := r
 	r = e2b.WithKey(r)
 	r, leave, err := d.api.admit(w, r, d.control.Pattern(r))
 	if err != nil {
@@ -98,7 +101,9 @@ func (d *dialect) serve(w *rest.Writer, r *http.Request) {
 	defer leave()
 	r, end := d.api.guard.WhileKeyWorks(r)
 	defer end()
-	d.control.ServeHTTP(w, r)
+	if !d.controlElsewhere(w, r, original) {
+		d.control.ServeHTTP(w, r)
+	}
 }
 
 // errE2BKey refuses a request without a valid key, with the name that its clients know the key by.

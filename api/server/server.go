@@ -110,6 +110,8 @@ type Config struct {
 	HasSecret func(name string) bool
 	// KeySecret finds a secret that an API key has stored, like the OfKey of [access.Secrets]. nil: there are none.
 	KeySecret func(key, n string, host name.Pattern) (source, flaw string, found bool)
+	// Elsewhere reaches the other hosts of the fleet. nil: there is no fleet.
+	Elsewhere Elsewhere
 	// Watcher reports changes of files. nil: they are not watched.
 	Watcher files.Watcher
 	// E2B serves the dialect of E2B's SDK as well. nil: it is off.
@@ -144,8 +146,9 @@ type API struct {
 	guard    *access.Guard
 	answers  rest.Answerer
 	routes   []rest.Route
-	public   map[string]bool // patterns of the routes that need no key
-	stopping chan struct{}   // closed by stop, which ends streams
+	public   map[string]bool   // patterns of the routes that need no key
+	ids      map[string]string // of the routes, by their patterns
+	stopping chan struct{}     // closed by stop, which ends streams
 	stop     func()
 	sessions *session.Endpoints
 	running  *process.Service
@@ -194,7 +197,7 @@ func New(cfg Config) (_ *API, err error) {
 	}
 	a := &API{
 		Config: cfg, started: time.Now(), mux: http.NewServeMux(), guard: access.New(cfg.FindKey, cfg.Peer, cfg.Hosts), answers: rest.Answerer{Log: cfg.Log},
-		public: make(map[string]bool), stopping: make(chan struct{}),
+		public: make(map[string]bool), ids: make(map[string]string), stopping: make(chan struct{}),
 	}
 	a.answers.Broken = a.logBroken
 	a.stop = sync.OnceFunc(func() { close(a.stopping) })
@@ -269,6 +272,9 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 	r, end := a.guard.WhileKeyWorks(r)
 	defer end()
+	if a.servedElsewhere(w, r, pattern) {
+		return
+	}
 	a.mux.ServeHTTP(w, r)
 }
 
@@ -280,6 +286,9 @@ func (a *API) admit(w *rest.Writer, r *http.Request, pattern string) (_ *http.Re
 		return r, nil, err
 	}
 	r = r.WithContext(api.WithCaller(r.Context(), caller))
+	if a.Elsewhere != nil {
+		r = access.WithShownKey(r)
+	}
 	r, leave, err = a.openScope(r, caller.Holder())
 	if err != nil {
 		if exceeded, ok := errors.AsType[*quota.Error](err); ok && exceeded.Kind == quota.Connections {
@@ -345,7 +354,7 @@ func (a *API) packages() []endpoints {
 	bodies, past, output := a.bodies(), a.History, capture.New(a.MaxBuffered)
 	named := access.Secrets{Has: a.HasSecret, OfKey: a.KeySecret}
 	return []endpoints{
-		{"boxes", "Creating, attaching, listing and deleting boxes", &boxes.Endpoints{Boxes: a.Boxes, Host: a.Life, Snapshots: a.Snapshots, SelfTests: a.SelfTests, Samples: a.Samples, History: past, Bodies: bodies, Secrets: named, Meters: a.Meters}},
+		{"boxes", "Creating, attaching, listing and deleting boxes", &boxes.Endpoints{Boxes: a.Boxes, Host: a.Life, Snapshots: a.Snapshots, SelfTests: a.SelfTests, Samples: a.Samples, History: past, Bodies: bodies, Secrets: named, Meters: a.Meters, Others: a.others()}},
 		{"lifecycle", "Pausing, resuming and starting boxes", &lifecycle.Endpoints{Boxes: a.Boxes, Host: a.Lifecycle, History: past, Bodies: bodies}},
 		{"commands", "Commands in boxes", &exec.Endpoints{Boxes: a.Boxes, Host: a.Commands, Events: a.Decisions, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
 		{"agents", "Agents of boxes", &harness.Endpoints{Boxes: a.Boxes, Runner: harness.Runner{Commands: a.Commands, Settings: a.Settings, History: past}, Webhooks: a.Webhooks, Bodies: a.runBodies()}},
@@ -398,7 +407,7 @@ func (a *API) addRoutes() {
 	}
 	for _, rt := range a.routes {
 		a.mux.Handle(rt.Pattern(), a.permitted(rt))
-		a.public[rt.Pattern()] = rt.Public
+		a.public[rt.Pattern()], a.ids[rt.Pattern()] = rt.Public, rt.ID
 	}
 	describe = sync.OnceValues(func() ([]byte, error) { return openapi.Describe(subjects) })
 }

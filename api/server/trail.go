@@ -144,6 +144,9 @@ func (a *API) remoteOf(r *http.Request) string {
 	if browser, ok := access.Dashboard(r.Context()); ok {
 		return "dashboard, " + browser
 	}
+	if source, ok := access.Peer(r.Context()); ok {
+		return source
+	}
 	if a.Peer != nil {
 		if peer, ok := a.Peer(r); ok {
 			return "unix, " + peer.String()

@@ -34,7 +34,8 @@ type Entry struct {
 	Labels []string `json:"labels,omitempty"`
 }
 
-func (e Entry) equal(other Entry) bool {
+// Equal reports whether two entries have the same name and labels, in the same order.
+func (e Entry) Equal(other Entry) bool {
 	return e.Name == other.Name && slices.Equal(e.Labels, other.Labels)
 }
 
@@ -193,7 +194,7 @@ func (d Directory) Reconcile(ctx context.Context, have map[string]Entry) (confli
 	}
 	for _, box := range slices.Sorted(maps.Keys(have)) {
 		e := have[box]
-		if old, ok := known[box]; ok && old.equal(e) {
+		if old, ok := known[box]; ok && old.Equal(e) {
 			continue
 		}
 		err := d.Put(ctx, box, e)

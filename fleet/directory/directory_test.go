@@ -173,7 +173,7 @@ func TestReconcile(t *testing.T) {
 	}
 	want := maps.Clone(have)
 	want["new"] = Entry{Labels: []string{"y"}}
-	if !maps.EqualFunc(boxes, want, Entry.equal) {
+	if !maps.EqualFunc(boxes, want, Entry.Equal) {
 		t.Errorf("%d boxes, %d wanted: %v", len(boxes), len(want), boxes["new"])
 	}
 	for name, box := range map[string]string{"one": "same", "two": "", "three": "", "four": "other", "five": "renamed"} {

@@ -12,13 +12,13 @@ import (
 	"boxgate/fleet/watch"
 )
 
-// directory has the hosts of the fleet, as of the last change that was followed.
-type directory struct {
+// hosts has the hosts of the fleet, as of the last change that was followed.
+type hosts struct {
 	mu    sync.RWMutex
 	known map[string]fleet.Host
 }
 
-func (d *directory) get(id string) (fleet.Host, bool) {
+func (d *hosts) get(id string) (fleet.Host, bool) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	h, ok := d.known[id]
@@ -26,19 +26,19 @@ func (d *directory) get(id string) (fleet.Host, bool) {
 }
 
 // fingerprint returns the key of a member, as [pki.Peers] needs it.
-func (d *directory) fingerprint(id string) ([]byte, bool) {
+func (d *hosts) fingerprint(id string) ([]byte, bool) {
 	h, ok := d.get(id)
 	return h.Key, ok && len(h.Key) > 0
 }
 
-func (d *directory) len() int {
+func (d *hosts) len() int {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	return len(d.known)
 }
 
 // set replaces a host; remove: the host left, or its record cannot be read.
-func (d *directory) set(id string, h fleet.Host, remove bool) {
+func (d *hosts) set(id string, h fleet.Host, remove bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if remove {

@@ -38,6 +38,7 @@ type Config struct {
 	Boxes    func() int
 	Ingress  string // address and port of the public URLs of this host, for the other hosts; empty: they do not reach them
 	Log      *zap.Logger
+	Address  string        // IP address and port for the other hosts; may be empty
 	TTL      time.Duration // of the lease; 0: [member.TTL]
 }
 
@@ -51,7 +52,7 @@ type Node struct {
 	follower    *watch.Follower
 	rotation    *pki.Rotation
 	authority   *x509.Certificate
-	hosts       directory
+	hosts       hosts
 	shared      Shared
 	agreements  agreements
 }
@@ -96,7 +97,7 @@ func New(c Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{Config: c, client: client, fingerprint: fingerprint, roster: roster.Roster{Client: client, Name: c.Fleet}, authority: authority, hosts: directory{known: map[string]fleet.Host{}}, agreements: agreements{own: agreement, known: map[string]agreed{}}}
+	n := &Node{Config: c, client: client, fingerprint: fingerprint, roster: roster.Roster{Client: client, Name: c.Fleet}, authority: authority, hosts: hosts{known: map[string]fleet.Host{}}, agreements: agreements{own: agreement, known: map[string]agreed{}}}
 	keys := fleet.KeysOf(c.Fleet)
 	n.session, err = member.New(member.Config{
 		Client: client, Keys: keys, Host: c.Identity.Host, Founding: c.Identity.Founding, Key: fingerprint, Presence: presence, TTL: c.TTL, Log: c.Log,
@@ -191,6 +192,9 @@ func (n *Node) Run(ctx context.Context) {
 			if err := n.publish(call); err != nil && ctx.Err() == nil {
 				n.Log.Warn("the address of the public URLs of this host is not in the directory", zap.Error(err))
 			}
+			if err := n.advertise(call); err != nil && ctx.Err() == nil {
+				n.Log.Warn("the address of this host is not in the directory", zap.Error(err))
+			}
 			cancel()
 			select {
 			case <-ctx.Done():
@@ -223,11 +227,6 @@ func (n *Node) Problem() error { return n.session.Problem() }
 // Token makes a token for a host to join with.
 func (n *Node) Token(ctx context.Context) (name.Secret, error) {
 	return n.roster.Token(ctx, n.Identity)
-}
-
-// Peers verifies other hosts by the authority and the directory.
-func (n *Node) Peers() pki.Peers {
-	return pki.Peers{Authority: n.authority, Known: n.hosts.fingerprint}
 }
 
 // Cordoned reports whether this host takes no new boxes, as of the last known directory.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 )
 
 // Peers verifies other hosts of the fleet, by the authority and by the directory. The authority alone is not enough: a host that left
@@ -32,6 +33,24 @@ func (p Peers) Verify(state tls.ConnectionState) (host string, err error) {
 	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: usage}); err != nil {
 		return "", fmt.Errorf("%w: %w", errNoPeer, err)
 	}
+	return p.member(leaf)
+}
+
+// Still returns the ID of the host at the other end of a connection that [Peers.Verify] accepted in its handshake, if it is a member with a
+// valid certificate now. It is for each use of the connection: a host may leave, and its certificate expire, meanwhile.
+func (p Peers) Still(state tls.ConnectionState) (host string, err error) {
+	if len(state.PeerCertificates) == 0 || !state.HandshakeComplete {
+		return "", errNoPeer
+	}
+	leaf := state.PeerCertificates[0]
+	if now := time.Now(); now.After(leaf.NotAfter) || now.Before(leaf.NotBefore) {
+		return "", errNoPeer
+	}
+	return p.member(leaf)
+}
+
+// member returns the host of a certificate, if it is a member with this key.
+func (p Peers) member(leaf *x509.Certificate) (host string, err error) {
 	if host, err = HostOf(leaf); err != nil {
 		return "", err
 	}

@@ -11,18 +11,42 @@ import (
 	"boxgate/fleet"
 )
 
-// withCordon changes one field of a host's record and keeps the others, also those that a later version of boxgate has added.
+// withCordon sets whether the host of a record takes new boxes.
 func withCordon(text []byte, cordoned bool) (string, error) {
 	host, err := fleet.Decode[fleet.Host](text)
 	if err != nil || host.Cordoned == cordoned {
 		return string(text), err
 	}
+	if !cordoned {
+		return withField(text, "cordoned", nil)
+	}
+	return withField(text, "cordoned", json.RawMessage("true"))
+}
+
+// withAddress sets the address of the host of a record.
+func withAddress(text []byte, address string) (string, error) {
+	host, err := fleet.Decode[fleet.Host](text)
+	if err != nil || host.Address == address {
+		return string(text), err
+	}
+	if address == "" {
+		return withField(text, "address", nil)
+	}
+	value, err := json.Marshal(address)
+	if err != nil {
+		return "", err
+	}
+	return withField(text, "address", value)
+}
+
+// withField changes one field of a record, or removes it, and keeps the others, also those that a later version of boxgate has added.
+func withField(text []byte, field string, value json.RawMessage) (string, error) {
 	fields, err := fleet.Decode[map[string]json.RawMessage](text)
 	if err != nil {
 		return "", err
 	}
-	if delete(fields, "cordoned"); cordoned {
-		fields["cordoned"] = json.RawMessage("true")
+	if delete(fields, field); value != nil {
+		fields[field] = value
 	}
 	return fleet.Encode(fields)
 }

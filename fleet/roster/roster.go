@@ -300,6 +300,20 @@ func (r Roster) Leave(ctx context.Context, host string) error {
 
 // Cordon sets whether a host takes new boxes.
 func (r Roster) Cordon(ctx context.Context, host string, cordoned bool) error {
+	return r.change(ctx, host, func(text []byte) (string, error) { return withCordon(text, cordoned) })
+}
+
+// Advertise sets the address of a host for the others; empty: it accepts no calls. guard is a condition that only the host itself meets while it has
+// its lease, see [fleet/member.Session.Guard].
+func (r Roster) Advertise(ctx context.Context, host, address string, guard func() clientv3.Cmp) error {
+	return r.change(ctx, host, func(text []byte) (string, error) { return withAddress(text, address) }, guard)
+}
+
+// errGuarded is the error of a change whose conditions are not met.
+var errGuarded = errors.New("this host has no lease in the fleet")
+
+// change changes the record of a host, while the conditions are met.
+func (r Roster) change(ctx context.Context, host string, edit func([]byte) (string, error), guards ...func() clientv3.Cmp) error {
 	key := r.keys().Host(host)
 	for {
 		text, revision, err := fleet.Get(ctx, r.Client, key)
@@ -309,16 +323,23 @@ func (r Roster) Cordon(ctx context.Context, host string, cordoned bool) error {
 		if text == nil {
 			return ErrNotMember
 		}
-		changed, err := withCordon(text, cordoned)
+		changed, err := edit(text)
 		if err != nil || changed == string(text) {
 			return err
 		}
-		answer, err := r.Client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", revision)).Then(clientv3.OpPut(key, changed)).Commit()
+		conditions := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", revision)}
+		for _, guard := range guards {
+			conditions = append(conditions, guard())
+		}
+		answer, err := r.Client.Txn(ctx).If(conditions...).Then(clientv3.OpPut(key, changed)).Else(clientv3.OpGet(key, clientv3.WithKeysOnly())).Commit()
 		if err != nil {
 			return fleet.Unreachable(ctx, err)
 		}
 		if answer.Succeeded {
 			return nil
+		}
+		if kvs := rangeOf(answer, 0).Kvs; len(kvs) > 0 && kvs[0].ModRevision == revision {
+			return errGuarded
 		}
 	}
 }

@@ -99,11 +99,16 @@ func (l *Service) admit(ctx context.Context, req api.CreateRequest, attached *st
 		return nil, err
 	}
 	defer done()
+	id, claimed, err := l.claim(ctx, req, attached == nil)
+	if err != nil {
+		return nil, err
+	}
+	defer claimed()
 	defer l.shared.LockNamed()()
 	if req.Policy, err = l.policyOfNew(req.Policy, req.Named, attached); err != nil {
 		return nil, err
 	}
-	b, err := l.allocate(req, attached, from)
+	b, err := l.allocate(id, req, attached, from)
 	if err != nil {
 		return nil, err
 	}
@@ -111,6 +116,16 @@ func (l *Service) admit(ctx context.Context, req api.CreateRequest, attached *st
 	b.Lock()
 	l.boxes.Add(b)
 	return b, nil
+}
+
+// claim returns the ID of a new box, with its name claimed in the fleet. claimed must be called once the box is in the table, or is given up.
+// A name of a box that is given up is freed by the next look at the directory. Only launched boxes need the fleet: must is set for them.
+func (l *Service) claim(ctx context.Context, req api.CreateRequest, must bool) (id policy.BoxID, claimed func(), err error) {
+	if id, err = l.newID(); err != nil || l.names == nil {
+		return id, func() {}, err
+	}
+	claimed, err = l.names.Claim(ctx, id, req.Name, req.Labels, must)
+	return id, claimed, err
 }
 
 // discard forgets a new box that could not be completed, and returns the error for the caller. If the rollback failed,
@@ -138,12 +153,8 @@ func (l *Service) discard(b *state.Box, cause error) error {
 }
 
 // allocate stores the record of a new box. The store assigns its addresses.
-func (l *Service) allocate(req api.CreateRequest, attached *store.Attached, from origin) (*state.Box, error) {
+func (l *Service) allocate(id policy.BoxID, req api.CreateRequest, attached *store.Attached, from origin) (*state.Box, error) {
 	hosted, err := json.Marshal(req.Hosted)
-	if err != nil {
-		return nil, err
-	}
-	id, err := l.newID()
 	if err != nil {
 		return nil, err
 	}

@@ -55,6 +55,17 @@ type Config struct {
 	CutRemote func(policy.BoxID)
 	// Admit returns an error while this host makes no new boxes.
 	Admit func() error
+	// Names claims the names of boxes in a fleet. nil: a name is unique on this host only.
+	Names Names `required:"false"`
+}
+
+// Names claims the names of boxes; implemented by [boxgate/host/peerapi].
+type Names interface {
+	// Claim claims the name of a new box, before the box is stored. done must be called after that, or if the box will not be stored. Without
+	// must, a fleet that does not answer is no error.
+	Claim(ctx context.Context, id policy.BoxID, name string, labels []string, must bool) (done func(), err error)
+	// Release frees the name of a box that was deleted.
+	Release(ctx context.Context, id policy.BoxID)
 }
 
 // Service creates, attaches, recovers and deletes boxes. Safe for concurrent use.
@@ -79,6 +90,7 @@ type Service struct {
 	holdings  *keys.Holdings
 	cutRemote func(policy.BoxID)
 	admitted  func() error // [Config.Admit]
+	names     Names        // nil: there is no fleet
 }
 
 // New returns the service. It has no boxes before [Service.Recover].
@@ -89,7 +101,7 @@ func New(c Config) (*Service, error) {
 	l := &Service{
 		Provisioner: c.Provisioner, cfg: c.Config, addrs: c.Addresses, audit: c.Audit, firewall: c.Firewall, boxes: c.Boxes, visitors: c.Visitors, usage: c.Usage,
 		meter: c.Meter, models: c.Models, quota: c.Quota, settings: c.Settings, snapshots: c.Snapshots, schedules: c.Schedules, history: c.History, holdings: c.Holdings,
-		cutRemote: c.CutRemote, admitted: c.Admit,
+		cutRemote: c.CutRemote, admitted: c.Admit, names: c.Names,
 	}
 	l.lifetimes = &lifetimes{log: l.log, records: l.records, boxes: l.boxes, delete: l.deleteLocked, pause: l.pauseAtEnd, most: l.cfg.Launcher.MaxTTL, kept: l.cfg.Launcher.MaxPaused, history: l.history, now: lease.System}
 	l.usage.RenewBy(l.lifetimes.renew)
@@ -191,6 +203,9 @@ func (l *Service) removeBox(b *state.Box) error {
 		l.meter.Forget(b.ID)
 		l.models.Forget(b.ID)
 		l.schedules.Forget(b.ID)
+		if l.names != nil {
+			l.names.Release(context.Background(), b.ID)
+		}
 	}()
 	fault.Mark(context.Background(), "delete: record gone")
 	return nil

@@ -35,6 +35,7 @@ type Sockets struct {
 	HTTPS, HTTP net.Listener   // nil: disabled
 	Remote      net.Listener   // nil: disabled
 	SSH         net.Listener   // nil: disabled
+	Fleet       net.Listener   // for other hosts of the fleet; nil: disabled
 	DNSTCP      []net.Listener
 	DNSUDP      []UDPSocket
 	Transparent []net.Listener
@@ -360,6 +361,7 @@ func fronts(cfg config.Config) []front {
 		{"ingress.http", cfg.Ingress.HTTP, func(l *Sockets) *net.Listener { return &l.HTTP }},
 		{"remote.listen", cfg.Remote.Listen, func(l *Sockets) *net.Listener { return &l.Remote }},
 		{"ssh.listen", cfg.SSH.Listen, func(l *Sockets) *net.Listener { return &l.SSH }},
+		{"fleet.advertise", cfg.Fleet.Advertise, func(l *Sockets) *net.Listener { return &l.Fleet }},
 	}
 }
 
@@ -521,5 +523,6 @@ func (l *Sockets) ClosedToBoxes() []selftest.Port {
 	add("public URLs, plain", l.HTTP)
 	add("remote boxes", l.Remote)
 	add("SSH", l.SSH)
+	add("fleet", l.Fleet)
 	return append(ports, selftest.Port{Name: "transparent proxy, asked directly", Port: l.ProxyPort})
 }

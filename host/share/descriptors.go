@@ -63,8 +63,8 @@ func (d Descriptors) URLLimits() (connections, requests int) {
 // a connection of a box: one to the client, and one to the proxy.
 func (d Descriptors) Remote() int { return max(8, d.reserve/8) }
 
-// Keyless limits the connections to a listener that have not presented an API key or a token. They use the reserve; the five such
-// listeners use at most five eighths of it.
+// Keyless limits the connections to a listener that have not presented an API key or a token. They use the reserve; the six such
+// listeners use at most six eighths of it.
 func (d Descriptors) Keyless(ln net.Listener) *authlimit.Listener {
 	return authlimit.New(ln, max(8, min(d.reserve/8, 256)))
 }

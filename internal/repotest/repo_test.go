@@ -104,7 +104,7 @@ fleet/certstore: policy fleet fleet/etcdtest fleet/pki internal/required
 fleet/directory: fleet fleet/etcdtest fleet/member
 fleet/etcdtest: fleet internal/testnet
 fleet/member: fleet fleet/etcdtest internal/nightly internal/required
-fleet/node: policy fleet fleet/certstore fleet/etcdtest fleet/member fleet/pki fleet/roster fleet/shared fleet/watch internal/fault internal/required
+fleet/node: policy fleet fleet/certstore fleet/directory fleet/etcdtest fleet/member fleet/pki fleet/roster fleet/shared fleet/watch internal/fault internal/required
 fleet/pki: policy
 fleet/roster: policy fleet fleet/etcdtest fleet/pki
 fleet/shared: fleet fleet/etcdtest fleet/watch internal/nightly
@@ -245,6 +245,7 @@ host/change: policy api internal/fault store store/history
 host/enforce: policy firewall internal/fault
 host/enforce/enforcetest: policy firewall
 host/webhook: policy internal/socket
+host/peerapi: policy fleet fleet/directory fleet/node fleet/pki api api/access api/boxes api/problem api/rest audit internal/fault
 host/handover: policy
 host/handover/handovertest: policy host/handover
 host/approvals: policy api api/change audit boundary host/change host/state internal/fault internal/ratelimit internal/required store
@@ -270,7 +271,7 @@ host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
-host: fleet fleet/node fleet/shared ui ui/session policy policy/dialect api api/access api/e2b api/e2b/token api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote sshd kube api/harness
+host: fleet fleet/directory fleet/node fleet/shared fleet/pki ui ui/session policy policy/dialect api api/access api/e2b api/e2b/token api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote sshd kube api/harness
 ui: policy audit api api/access api/apitest api/server api/stream policy/authority ui/preview api/spec observe/replay
 ui/session: policy quota api api/access internal/openid internal/peernet
 ui/pages: policy policy/authority rule/kinds audit quota api api/rest api/spec ui/preview
@@ -289,7 +290,7 @@ cmd/gateway/command/terminal: api
 e2e/harness: policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet
 e2e/harness/npm: internal/lab internal/testnet
 e2e/harness/gateway: e2e/harness cmd/gateway internal/fault
-e2e: fleet/etcdtest host/bucket/buckettest ingress/balancer policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab internal/testnet/models e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor store/history ui/preview llm
+e2e: fleet/etcdtest host/bucket/buckettest ingress/balancer policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab internal/testnet internal/testnet/models e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor store/history ui/preview llm
 `)
 
 // importTable parses lines of a package, a colon and the packages that it may import.

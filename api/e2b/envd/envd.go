@@ -107,7 +107,7 @@ func (noWatcher) WatchFiles(context.Context, policy.BoxID, string, files.WatchOp
 // ServeHTTP serves a request that names its box in [SandboxHeader].
 func (e *Endpoints) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Header.Get(SandboxHeader) == "" {
-		e.fail(w, r, problem.Refuse(http.StatusUnauthorized, "a signed URL needs the ID of the box in its host name: use E2B_DOMAIN instead of E2B_SANDBOX_URL"))
+		e.Fail(w, r, problem.Refuse(http.StatusUnauthorized, "a signed URL needs the ID of the box in its host name: use E2B_DOMAIN instead of E2B_SANDBOX_URL"))
 		return
 	}
 	e.ServeBox(w, r, r.Header.Get(SandboxHeader))
@@ -119,7 +119,7 @@ func (e *Endpoints) ServeBox(w http.ResponseWriter, r *http.Request, id string) 
 	w.Header().Set("Cache-Control", "no-store")
 	route, name, ok := e.routeOf(r)
 	if !ok {
-		e.fail(w, r, api.Errorf(api.ErrNotFound, "no such path: %s", problem.Clip(r.URL.Path)))
+		e.Fail(w, r, api.Errorf(api.ErrNotFound, "no such path: %s", problem.Clip(r.URL.Path)))
 		return
 	}
 	box, err := e.cfg.Boxes.Box(r.Context(), id)
@@ -128,13 +128,13 @@ func (e *Endpoints) ServeBox(w http.ResponseWriter, r *http.Request, id string) 
 		return
 	}
 	if err != nil {
-		e.fail(w, r, err)
+		e.Fail(w, r, err)
 		return
 	}
 	access, err := e.authenticate(r, box.ID)
 	if err != nil {
 		e.cfg.Gate.Refused(r, name, err)
-		e.fail(w, r, err)
+		e.Fail(w, r, err)
 		return
 	}
 	call := Call{
@@ -143,7 +143,7 @@ func (e *Endpoints) ServeBox(w http.ResponseWriter, r *http.Request, id string) 
 	}
 	begun, end, err := e.cfg.Gate.Begin(r, call)
 	if err != nil {
-		e.fail(w, r, err)
+		e.Fail(w, r, err)
 		return
 	}
 	err = errors.New("it panicked")
@@ -162,7 +162,7 @@ func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request, box api.Box) e
 	}
 	err := e.serveREST(w, r, box)
 	if err != nil {
-		e.fail(w, r, err)
+		e.Fail(w, r, err)
 	}
 	return err
 }
@@ -196,7 +196,7 @@ func (e *Endpoints) refuseUnknown(w http.ResponseWriter, r *http.Request, name, 
 	}
 	err := refusal(r)
 	e.cfg.Gate.Refused(r, name, err)
-	e.fail(w, r, err)
+	e.Fail(w, r, err)
 }
 
 // isSigned reports whether a request carries a signature, for its file.
@@ -275,8 +275,8 @@ func gone(w http.ResponseWriter, id string) {
 	writeRESTError(w, http.StatusBadGateway, "sandbox "+problem.Clip(id)+" is not running")
 }
 
-// fail answers with an error in the form that the path has.
-func (e *Endpoints) fail(w http.ResponseWriter, r *http.Request, err error) {
+// Fail answers with an error in the form that the path of the request has.
+func (e *Endpoints) Fail(w http.ResponseWriter, r *http.Request, err error) {
 	status, body := problem.StatusOf(err)
 	if status >= http.StatusInternalServerError && r.Context().Err() == nil {
 		e.cfg.Log.Error("a request to a sandbox failed", zap.String("path", r.URL.Path), zap.Int("status", status), zap.Error(err))

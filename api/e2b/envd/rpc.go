@@ -50,13 +50,13 @@ func (e *Endpoints) serveRPC(w http.ResponseWriter, r *http.Request, box api.Box
 		err = e.claim(r)
 	}
 	if err != nil {
-		e.fail(w, r, err)
+		e.Fail(w, r, err)
 		return err
 	}
 	r = r.WithContext(context.WithValue(r.Context(), callKey{}, c))
 	if p.streams {
 		if err = quota.ScopeOf(r.Context()).Acquire(quota.Memory, streamCost); err != nil {
-			e.fail(w, r, err)
+			e.Fail(w, r, err)
 			return err
 		}
 		r.Body = rest.SteadyBody(w, r)

@@ -1,0 +1,189 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"boxgate/api/access"
+	"boxgate/api/boxes"
+	"boxgate/api/e2b"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/policy"
+)
+
+// Elsewhere reaches the other hosts of the fleet; implemented by [boxgate/host/peerapi].
+type Elsewhere interface {
+	// Owner returns the other host that has a box; "": none is known to. An ID names its host, and a name is looked up in the directory. The
+	// error is [problem.Unreachable] if the host is not a member, and an [api.ErrUnavailable] if the directory does not answer.
+	Owner(ctx context.Context, idOrName string) (host string, err error)
+	// Forward sends a request to a host, as it is, and its response to w. fail writes an error instead, if there is no response; it is
+	// [problem.Unreachable] if the host does not answer.
+	Forward(w http.ResponseWriter, r *http.Request, host string, fail func(error))
+	// Place returns the host for a new box, by the free hosts of the fleet; "": this one.
+	Place(ctx context.Context) (host string, err error)
+	boxes.Others
+}
+
+// others returns the boxes of other hosts; nil without a fleet.
+func (a *API) others() boxes.Others {
+	if a.Elsewhere == nil {
+		return nil
+	}
+	return a.Elsewhere
+}
+
+// belowBox begins the patterns of endpoints for one box, after the method.
+const belowBox = "/v2/box/{id}"
+
+// servedElsewhere serves a request for a box of another host there, before its body is read. The caller has been admitted; the other host
+// checks the key and its role again. It returns false for a request that this host serves.
+func (a *API) servedElsewhere(w *rest.Writer, r *http.Request, pattern string) bool {
+	if !a.mayLeave(r) {
+		return false
+	}
+	fail := func(err error) { a.answers.Fail(w, r, err) }
+	_, path, _ := strings.Cut(pattern, " ")
+	if a.ids[pattern] == "createBox" {
+		return a.placed(w, r, fail)
+	}
+	if path != belowBox && !strings.HasPrefix(path, belowBox+"/") {
+		return false
+	}
+	id := segment(r, 3)
+	host, err := a.ownerOf(r.Context(), id)
+	if err == nil && host != "" {
+		err = leaves(r, a.ids[pattern], id)
+	}
+	switch {
+	case err != nil:
+		a.recordRefusal(r, pattern, err)
+		fail(err)
+	case host == "":
+		return false
+	default:
+		a.Elsewhere.Forward(w, r, host, fail)
+	}
+	return true
+}
+
+// placed serves the creation of a box on the host that is chosen for it, if the caller asks for that.
+func (a *API) placed(w *rest.Writer, r *http.Request, fail func(error)) bool {
+	query := r.URL.Query()
+	if query.Get("placement") != boxes.PlacementSpread {
+		return false // other values are refused by the endpoint
+	}
+	err := leaves(r, "createBox", "")
+	var host string
+	if err == nil {
+		host, err = a.Elsewhere.Place(r.Context())
+	}
+	switch {
+	case err != nil:
+		fail(err)
+	case host == "":
+		return false
+	default:
+		a.Elsewhere.Forward(w, r, host, fail)
+	}
+	return true
+}
+
+// mayLeave reports whether a request may be sent to another host: not if it came from one.
+func (a *API) mayLeave(r *http.Request) bool {
+	return a.Elsewhere != nil && r.Header[access.PeerHeader] == nil
+}
+
+// errNoKeyElsewhere refuses a call for a box of another host by a caller whom that host cannot know.
+var errNoKeyElsewhere = problem.Refuse(http.StatusForbidden, "the box is on another host of the fleet, which needs an API key: the dashboard, and users of the admin socket without a key, reach the boxes of this host only")
+
+// leaves returns an error unless a request may be sent to the host that has a box.
+func leaves(r *http.Request, route, box string) error {
+	if _, ok := access.ShownKey(r.Context()); !ok {
+		return errNoKeyElsewhere
+	}
+	return access.MayElsewhere(r.Context(), route, box)
+}
+
+// ownerOf returns the other host that has a box; "": this host serves the request. Boxes of this host, and snapshots of deleted ones, need no
+// look at the fleet.
+func (a *API) ownerOf(ctx context.Context, id string) (host string, err error) {
+	if !rest.IsBoxName(id) {
+		return "", nil
+	}
+	if _, err := a.Boxes.Box(ctx, id); err == nil {
+		return "", nil
+	}
+	host, err = a.Elsewhere.Owner(ctx, id)
+	if err == nil {
+		return host, nil
+	}
+	if kept, failed := a.Snapshots.Snapshots(ctx, policy.BoxID(id)); failed == nil && len(kept) > 0 {
+		return "", nil
+	}
+	return "", err
+}
+
+// segment returns a part of the path of a request, decoded; parts are counted from 1.
+func segment(r *http.Request, n int) string {
+	parts := strings.Split(r.URL.EscapedPath(), "/")
+	if n >= len(parts) {
+		return ""
+	}
+	text, err := url.PathUnescape(parts[n])
+	if err != nil {
+		return ""
+	}
+	return text
+}
+
+// controlElsewhere is [API.servedElsewhere] for the control API of E2B's dialect. r is the request as the caller admitted it, and original as
+// it arrived.
+func (d *dialect) controlElsewhere(w *rest.Writer, r, original *http.Request) bool {
+	a := d.api
+	_, path, _ := strings.Cut(d.control.Pattern(r), " ")
+	before, _, ofBox := strings.Cut(path, "sandboxes/{id}")
+	if !a.mayLeave(r) || !ofBox {
+		return false
+	}
+	fail := func(err error) { d.control.Fail(w, r, err) }
+	id := segment(r, strings.Count(before, "/")+1)
+	host, err := a.ownerOf(r.Context(), id)
+	if err == nil && host != "" {
+		if _, ok := access.ShownKey(r.Context()); !ok {
+			err = errNoKeyElsewhere
+		}
+	}
+	switch {
+	case err != nil:
+		a.recordRefusal(r, d.control.Pattern(r), err)
+		fail(err)
+	case host == "":
+		return false
+	default:
+		a.Elsewhere.Forward(w, original.WithContext(r.Context()), host, fail)
+	}
+	return true
+}
+
+// sandboxElsewhere is [API.servedElsewhere] for the API that a sandbox of E2B's dialect serves. Only the owner can check the access token of
+// its box, so nothing is looked up for it: the ID names the host.
+func (d *dialect) sandboxElsewhere(w *rest.Writer, r *http.Request) bool {
+	a, id := d.api, r.Header.Get(e2b.SandboxHeader)
+	if !a.mayLeave(r) || !access.LooksLikeID(id) {
+		return false
+	}
+	fail := func(err error) { d.sandboxes.Fail(w, r, err) }
+	host, err := a.ownerOf(r.Context(), id)
+	switch {
+	case err != nil:
+		fail(err)
+	case host == "":
+		return false
+	default:
+		a.Elsewhere.Forward(w, r, host, fail)
+	}
+	return true
+}

@@ -1,0 +1,285 @@
+// Package peerapi connects the admin APIs of the hosts of a fleet. [Client] sends calls for boxes of other hosts to their owners, [Server] accepts
+// those of other hosts, and [Names] keeps the boxes of this host in the directory of the fleet.
+package peerapi
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"boxgate/api"
+	"boxgate/api/access"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/audit"
+	"boxgate/fleet"
+	"boxgate/fleet/node"
+)
+
+// Times of connections to other hosts.
+const (
+	dialTimeout = 3 * time.Second
+	// silentTimeout is how long the kernel of a host may leave sent bytes unacknowledged, or not answer the probes of an idle connection. The
+	// call then fails; it must not wait for a host that was cut off.
+	silentTimeout = 10 * time.Second
+	// lookupTimeout bounds a look into the directory.
+	lookupTimeout = 2 * time.Second
+	idleTimeout   = time.Minute
+)
+
+// mostStreams bounds the calls to one host at a time, so that one which answers slowly does not hold everything. Calls with the token of a box,
+// which only the owner can check, may use half of them.
+const mostStreams = 512
+
+// clientHeader is the request header with the address of the client, for the audit trail of the owner. It is read from other hosts only.
+const clientHeader = "Boxgate-Fleet-Client"
+
+// Client sends calls to other hosts. Create it with [NewClient]. Safe for concurrent use. It implements [boxgate/api/server.Elsewhere].
+type Client struct {
+	fleet     *node.Node
+	log       *zap.Logger
+	transport *http.Transport
+
+	mu      sync.Mutex
+	streams map[string]int // by host
+}
+
+// NewClient returns a client without connections.
+func NewClient(f *node.Node, log *zap.Logger) *Client {
+	c := &Client{fleet: f, log: log, streams: map[string]int{}}
+	c.transport = &http.Transport{
+		DialTLSContext: c.dial, DisableCompression: true, IdleConnTimeout: idleTimeout, MaxIdleConns: 1024, MaxIdleConnsPerHost: 64, MaxResponseHeaderBytes: 64 << 10,
+	}
+	return c
+}
+
+// Close closes idle connections.
+func (c *Client) Close() { c.transport.CloseIdleConnections() }
+
+// poolName returns the name of a host in URLs. It changes with the key of the host, so that no pooled connection to an earlier member with the
+// same ID is used.
+func poolName(h fleet.Host) string {
+	return h.ID + "." + hex.EncodeToString(h.Key[:min(len(h.Key), 16)]) + ".invalid"
+}
+
+// member returns another host that is a member with an address.
+func (c *Client) member(id string) (fleet.Host, error) {
+	h, ok := c.fleet.Member(id)
+	switch {
+	case !ok && c.fleet.Fenced():
+		return h, problem.Unreachable(id, "is not asked, because this host is cut off from its fleet")
+	case !ok:
+		return h, problem.Unreachable(id, "is not known: it is no member")
+	case h.Address == "":
+		return h, problem.Unreachable(id, "accepts no calls: its configuration has no fleet.advertise")
+	}
+	return h, nil
+}
+
+// dial connects to the host that a name of [poolName] stands for, and verifies it.
+func (c *Client) dial(ctx context.Context, _, address string) (net.Conn, error) {
+	id, _, _ := strings.Cut(address, ".")
+	h, err := c.member(id)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*dialTimeout)
+	defer cancel()
+	dialer := net.Dialer{
+		Timeout: dialTimeout, Control: giveUp, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: silentTimeout / 2, Interval: silentTimeout / 5, Count: 3},
+	}
+	plain, err := dialer.DialContext(ctx, "tcp", h.Address)
+	if err != nil {
+		return nil, err
+	}
+	secured := tls.Client(plain, c.fleet.Peers().Client(c.fleet.Certificate, id))
+	if err := secured.HandshakeContext(ctx); err != nil {
+		_ = plain.Close()
+		return nil, err
+	}
+	return secured, nil
+}
+
+// giveUp makes the kernel end a connection whose other end does not acknowledge.
+func giveUp(_, _ string, c syscall.RawConn) error {
+	var err error
+	failed := c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silentTimeout/time.Millisecond))
+	})
+	if failed != nil {
+		return failed
+	}
+	return err
+}
+
+// Owner implements [boxgate/api/server.Elsewhere].
+func (c *Client) Owner(ctx context.Context, idOrName string) (host string, err error) {
+	own := c.fleet.Identity.Host
+	if access.LooksLikeID(idOrName) {
+		if host = idOrName[:len(own)]; host == own {
+			return "", nil
+		}
+		_, err := c.member(host)
+		return host, err
+	}
+	if c.fleet.Fenced() {
+		return "", api.Errorf(api.ErrUnavailable, "no box of this host has the name %q, and the boxes of other hosts are not known: this host is cut off from its fleet", problem.Clip(idOrName))
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	owner, ok, err := c.fleet.Directory().Find(ctx, idOrName)
+	switch {
+	case err != nil:
+		return "", &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "no box of this host has the name, and the directory of the fleet does not answer"}
+	case !ok || owner.Host == own:
+		return "", nil
+	}
+	_, err = c.member(owner.Host)
+	return owner.Host, err
+}
+
+// acquire takes one of the streams to a host, until release is called.
+func (c *Client) acquire(host string, most int) (release func(), err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.streams[host] >= most {
+		return nil, api.Errorf(api.ErrUnavailable, "%d calls to host %s of the fleet are open already; try again", most, host)
+	}
+	c.streams[host]++
+	return sync.OnceFunc(func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.streams[host]--; c.streams[host] == 0 {
+			delete(c.streams, host)
+		}
+	}), nil
+}
+
+// whileMember returns a context that ends soon after a host is no longer the member that it was. The caller must call end.
+func (c *Client) whileMember(ctx context.Context, h fleet.Host) (_ context.Context, end func()) {
+	return access.WhileValid(ctx, func() bool {
+		now, ok := c.fleet.Member(h.ID)
+		return ok && bytes.Equal(now.Key, h.Key)
+	}, problem.Unreachable(h.ID, "is no longer a member of the fleet"))
+}
+
+// Forward implements [boxgate/api/server.Elsewhere]. The request is sent with its own key, which the other host checks, and the response as it
+// arrives; WebSocket sessions become connections in both directions.
+func (c *Client) Forward(w http.ResponseWriter, r *http.Request, host string, fail func(error)) {
+	h, err := c.member(host)
+	if err != nil {
+		fail(err)
+		return
+	}
+	most := mostStreams
+	if api.CallerOf(r.Context()).Key == "" {
+		most /= 2
+	}
+	release, err := c.acquire(host, most)
+	if err != nil {
+		fail(err)
+		return
+	}
+	defer release()
+	ctx, end := c.whileMember(r.Context(), h)
+	defer end()
+	proxy := &httputil.ReverseProxy{
+		Transport: c.transport, FlushInterval: -1, ErrorLog: audit.ServerLog(c.log, nil),
+		Rewrite: func(p *httputil.ProxyRequest) { c.address(p.Out, p.In, h) },
+		ModifyResponse: func(resp *http.Response) error {
+			if why := resp.Header.Get(refusedHeader); why != "" {
+				return errors.New(why)
+			}
+			for name := range w.Header() { // set for every response of an admin API
+				resp.Header.Del(name)
+			}
+			return nil
+		},
+		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) {
+			if r.Context().Err() == nil {
+				c.log.Warn("a call for a box of another host failed", zap.String("host", host), zap.Error(err))
+			}
+			fail(unanswered(r.Context(), host, err))
+		},
+	}
+	proxy.ServeHTTP(steady{w}, r.WithContext(ctx))
+}
+
+// unanswered returns the error for the caller of a call that failed.
+func unanswered(ctx context.Context, host string, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if known, ok := err.(*problem.Refusal); ok { // of a dial
+		return known
+	}
+	return problem.Unreachable(host, "does not answer")
+}
+
+// address sends a request to a host. Host and Origin were checked where the request arrived.
+func (c *Client) address(out, in *http.Request, h fleet.Host) {
+	out.URL.Scheme, out.URL.Host, out.Host, out.URL.RawQuery = "https", poolName(h), "localhost", in.URL.RawQuery
+	for name := range out.Header {
+		if name == "Origin" || strings.HasPrefix(name, "Sec-Fetch-") {
+			out.Header.Del(name)
+		}
+	}
+	out.Header.Set(access.PeerHeader, c.fleet.Identity.Host)
+	out.Header.Set(clientHeader, source(in))
+}
+
+// source returns the address of a client.
+func source(r *http.Request) string {
+	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
+		return host
+	}
+	return "unix"
+}
+
+// steady is a response whose client may not pause for too long.
+type steady struct{ http.ResponseWriter }
+
+// Write implements [http.ResponseWriter].
+func (s steady) Write(b []byte) (int, error) { return rest.SteadyWriter(s.ResponseWriter).Write(b) }
+
+// Unwrap lets [http.ResponseController] reach the connection.
+func (s steady) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+
+// get sends a request of this gateway with a caller's key.
+func (c *Client) get(ctx context.Context, h fleet.Host, path, query string, key http.Header) (*http.Response, error) {
+	release, err := c.acquire(h.ID, mostStreams)
+	if err != nil {
+		return nil, err
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+poolName(h)+path, http.NoBody)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	r.URL.RawQuery, r.Header, r.Host = query, key.Clone(), "localhost"
+	r.Header.Set(access.PeerHeader, c.fleet.Identity.Host)
+	resp, err := c.transport.RoundTrip(r)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	resp.Body = releasing{resp.Body, release}
+	if resp.StatusCode != http.StatusOK {
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("host %s answers with status %d", h.ID, resp.StatusCode)
+	}
+	return resp, nil
+}
