@@ -38,7 +38,8 @@ type generation struct {
 
 // NewFresh returns a memory without headers. It accepts none from before now, as an earlier process may have accepted them.
 func NewFresh(now time.Time) *Fresh {
-	return &Fresh{most: freshMost, floor: now, began: now, current: generation{seen: map[Nonce]struct{}{}}}
+	return &Fresh{most: freshMost, floor: now.Truncate(time.Millisecond).Add(-1), // times of headers are in milliseconds
+		began: now, current: generation{seen: map[Nonce]struct{}{}}}
 }
 
 // Accept returns nil for a verified header that is neither stale nor seen before, and remembers it.
