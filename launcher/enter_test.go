@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -90,6 +91,23 @@ func TestEnteredCommandsAreConfinedLikeTheRuntimes(t *testing.T) {
 			}
 			compareFilters(t, installed(t, l, id), installed(t, byRuntime, id))
 		})
+	}
+}
+
+// TestEnteredCommandsIgnoreNoSignals: a command is started with the default effect of every signal, also by a gateway that ignores some, such as
+// one under nohup or in the background of a script. It could otherwise not be interrupted, and no shell can set these signals back.
+func TestEnteredCommandsIgnoreNoSignals(t *testing.T) {
+	ignored := []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU, unix.SIGUSR1, unix.SIGPIPE, unix.Signal(64)}
+	signal.Ignore(ignored...)
+	defer signal.Reset(ignored...)
+	l, _ := bothWays(t, "runc")
+	id := newBox(t, l, nil)
+	for _, user := range []string{"", "root"} {
+		var out bytes.Buffer
+		res, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"grep", "SigIgn", "/proc/self/status"}, User: user, Stdout: &out, Stderr: &out})
+		if err != nil || res.Status != 0 || out.String() != "SigIgn:\t0000000000000000\n" {
+			t.Errorf("user %q: %q, %+v, %v", user, out.String(), res, err)
+		}
 	}
 }
 

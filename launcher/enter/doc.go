@@ -34,6 +34,6 @@
 // The terminal is opened in the box, whose root can replace /dev/ptmx; the other side is taken from the opened file and not
 // by a path, and the caller must check the file that it receives.
 //
-// LSM labels, the scheduling class, the I/O priority, the personality, the umask and ignored signals are inherited, as they are
-// through the runtimes, since the configuration of boxes does not set them.
+// LSM labels, the scheduling class, the I/O priority, the personality and the umask are inherited, as they are through the
+// runtimes, since the configuration of boxes does not set them. Signals that the gateway ignores are not.
 package enter

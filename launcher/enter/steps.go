@@ -102,6 +102,7 @@ func (c Command) innerSteps(p *plan) error {
 	user := c.Process.User
 	p.become(0, 0, nil)
 	p.call("the session", unix.SYS_SETSID)
+	p.defaultSignals()
 	root, own, err := c.capabilities()
 	if err != nil {
 		return err
@@ -121,6 +122,19 @@ func (c Command) innerSteps(p *plan) error {
 		p.filter(c.Filter)
 	}
 	return c.execute(p)
+}
+
+// lastSignal is the highest on every architecture that is supported.
+const lastSignal = 64
+
+// defaultSignals gives every signal its default effect: a process inherits from the gateway which signals are ignored.
+func (p *plan) defaultSignals() {
+	action := p.words(0, 0, 0, 0) // struct sigaction of the kernel: SIG_DFL, without flags and mask
+	for n := uintptr(1); n <= lastSignal; n++ {
+		if n != uintptr(unix.SIGKILL) && n != uintptr(unix.SIGSTOP) {
+			p.call("the signals", unix.SYS_RT_SIGACTION, n, action, 0, 8)
+		}
+	}
 }
 
 // become changes the user, with all its IDs.
