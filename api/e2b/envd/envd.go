@@ -188,11 +188,14 @@ func (e *Endpoints) routeOf(r *http.Request) (route, name string, ok bool) {
 }
 
 // refuseUnknown answers a request for a box that does not exist. Only clients with a token for its ID learn that: others get the same answer
-// as from a box that does, since they could otherwise find out which boxes there are.
+// as from a box that does, after the same checks, since they could otherwise find out which boxes there are.
 func (e *Endpoints) refuseUnknown(w http.ResponseWriter, r *http.Request, name, id string) {
 	if shown := r.Header.Values(tokenHeader); len(shown) == 1 && e.cfg.Tokens.Made(policy.BoxID(id), shown[0]) {
 		gone(w, id)
 		return
+	}
+	if len(r.Header.Values(tokenHeader)) == 0 {
+		_, _ = e.authenticate(r, policy.BoxID(id)) // a signature is compared with one for each API key, which takes time
 	}
 	err := refusal(r)
 	e.cfg.Gate.Refused(r, name, err)

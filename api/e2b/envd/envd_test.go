@@ -51,7 +51,8 @@ type world struct {
 	host    *apitest.Host
 	box     policy.BoxID
 	root    string
-	revoked atomic.Bool // the credentials have ended
+	revoked atomic.Bool  // the credentials have ended
+	signed  atomic.Int32 // signatures that were checked
 
 	mu     sync.Mutex
 	begun  []string // calls, with the endpoint whose permissions they need
@@ -121,6 +122,7 @@ func (w *world) Check(_ context.Context, box policy.BoxID, text string) (token.A
 
 // CheckSignature implements [Tokens].
 func (w *world) CheckSignature(_ context.Context, box policy.BoxID, s token.Signed, now time.Time) (token.Access, bool) {
+	w.signed.Add(1)
 	return token.Access{Caller: owner, Box: box}, box == w.box && s.Signature == token.Sign(s, goodToken)
 }
 

@@ -271,6 +271,15 @@ func TestSignedURLs(t *testing.T) {
 			t.Errorf("%s: %d %s", what, status, body)
 		}
 	}
+	w.signed.Store(0)
+	for _, box := range []string{string(w.box), "b0"} {
+		if status, body := ask("GET", "/files", other, false, http.Header{SandboxHeader: {box}}); status != 401 {
+			t.Errorf("%s: %d %s", box, status, body)
+		}
+	}
+	if n := w.signed.Load(); n != 2 {
+		t.Errorf("%d of 2 wrong signatures were checked: the time of the answer tells whether there is a box", n)
+	}
 }
 
 // TestWatches: changes are streamed, or collected for a client that polls, until they are lost or the credential has ended.

@@ -100,7 +100,7 @@ func keyID(token string) (id string, ok bool) {
 	return token[:at], true
 }
 
-// maxID bounds the ID of an API key, in bytes.
+// maxID bounds the ID of an API key or a box, in bytes.
 const maxID = 128
 
 // Access is the access to a box by a valid token or signature.
@@ -206,7 +206,7 @@ func (c *Checker) CheckSignature(ctx context.Context, box policy.BoxID, s Signed
 	if c.Maker == nil || !strings.HasPrefix(s.Signature, signaturePrefix) || (s.Operation != Read && s.Operation != Write) {
 		return Access{}, false
 	}
-	if len(s.Signature) != signatureSize || len(s.Path) > maxPath || len(s.User) > maxPath || len(s.Expires) > maxExpires {
+	if len(box) > maxID || len(s.Signature) != signatureSize || len(s.Path) > maxPath || len(s.User) > maxPath || len(s.Expires) > maxExpires {
 		return Access{}, false
 	}
 	if s.Expires != "" {

@@ -198,6 +198,10 @@ func TestAttackLongSignatures(t *testing.T) {
 			t.Errorf("%s: %d looks", what, k.looks)
 		}
 	}
+	wrong := Signed{Operation: Read, Signature: Sign(Signed{}, "wrong")}
+	if _, ok := c.CheckSignature(t.Context(), policy.BoxID(strings.Repeat("b", maxID+1)), wrong, time.Unix(0, 0)); ok || k.looks != 1 {
+		t.Errorf("a box that cannot exist: %d looks", k.looks)
+	}
 }
 
 // BenchmarkWrongSignature is the work for a stranger's request, with many keys.
