@@ -137,6 +137,7 @@ type adminTurn struct {
 	bodies      map[*http.ResponseController]bool // connections whose request body is still arriving; true: a read deadline is set
 	bodyTimeout time.Duration                     // time limit for the rest of a body; 0: bodyTime
 	keys        map[[32]byte]api.Key              // by digest: keys seen valid, which stay valid after the turn has passed on; invalid keys are never added
+	forgotten   uint64                            // number of calls of forgetKey
 }
 
 // inBoxes lists the subresources of a box whose POST requests only act inside the box and may take arbitrarily long. They
@@ -278,7 +279,7 @@ func (t *adminTurn) findKey(key string) (api.Caller, bool) {
 // findHash is findKey for the SHA-256 of a key.
 func (t *adminTurn) findHash(digest [sha256.Size]byte) (api.Caller, bool) {
 	t.mu.Lock()
-	away, known := t.waiting != nil || t.passed, t.keys[digest]
+	away, known, forgotten := t.waiting != nil || t.passed, t.keys[digest], t.forgotten
 	t.mu.Unlock()
 	if away {
 		expired := !known.ExpiresAt.IsZero() && !time.Now().Before(known.ExpiresAt)
@@ -294,7 +295,9 @@ func (t *adminTurn) findHash(digest [sha256.Size]byte) (api.Caller, bool) {
 	if t.keys == nil {
 		t.keys = map[[32]byte]api.Key{}
 	}
-	t.keys[digest] = found
+	if t.forgotten == forgotten { // otherwise the key may have ended in the meantime
+		t.keys[digest] = found
+	}
 	return found.Caller, true
 }
 
@@ -303,6 +306,7 @@ func (t *adminTurn) findHash(digest [sha256.Size]byte) (api.Caller, bool) {
 func (t *adminTurn) forgetKey(id string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.forgotten++
 	maps.DeleteFunc(t.keys, func(_ [32]byte, k api.Key) bool { return id == "" || k.Key == id })
 }
 

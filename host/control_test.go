@@ -74,6 +74,28 @@ func TestAKeyThatChangesForgetsNoOther(t *testing.T) {
 	}
 }
 
+// TestAKeyThatIsRevokedWhileItIsLookedUp: it is not remembered, or it would be valid again after a handover.
+func TestAKeyThatIsRevokedWhileItIsLookedUp(t *testing.T) {
+	t.Parallel()
+	turn, revoked := &adminTurn{}, true
+	turn.lookUp = func([32]byte) (api.Key, bool) {
+		if revoked { // after it was found
+			turn.forgetKey("key_a")
+		}
+		return api.Key{Caller: api.Caller{Key: "key_a"}}, true
+	}
+	for _, revoked = range []bool{true, false} {
+		if _, ok := turn.findHash([32]byte{1}); !ok {
+			t.Error("a key that is found is refused")
+		}
+		turn.passed = true
+		if _, ok := turn.findHash([32]byte{1}); ok == revoked {
+			t.Errorf("after the handover a key that was revoked: %v is valid: %v", revoked, ok)
+		}
+		turn.passed = false
+	}
+}
+
 // A client that sends the body of a change slowly does not delay a handover. A client that waits for its response is not
 // disturbed.
 func TestASlowBodyDoesNotKeepTheTurn(t *testing.T) {
