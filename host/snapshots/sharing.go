@@ -426,18 +426,23 @@ func (x *sharing) download(ctx context.Context, ref bucket.Layer, progress func(
 	})
 }
 
-// split returns which snapshots are on this host, and which are in the store of the hosts. If one is unknown, the error is
+// split returns which snapshots are on this host, and which are in the store of the hosts, or may be: the answer to the upload of a record
+// may be lost, and a gateway may end before it knows it. Their uploads have ended. If a snapshot is unknown, the error is
 // [store.ErrNotFound].
 func (s *Manager) split(ctx context.Context, ids []string) (own, shared []string, err error) {
 	if s.sharing == nil {
 		return ids, nil, nil
 	}
+	var unfinished []string
 	for _, id := range ids {
 		switch r, err := s.store.Get(id); {
 		case err == nil:
 			own = append(own, id)
-			if r.Shared == s.sharing.name {
+			if r.Shared == s.sharing.name || r.State != Ready {
 				shared = append(shared, id)
+			}
+			if r.State == Creating {
+				unfinished = append(unfinished, id)
 			}
 		case !errors.Is(err, store.ErrNotFound):
 			return nil, nil, err
@@ -448,6 +453,7 @@ func (s *Manager) split(ctx context.Context, ids []string) (own, shared []string
 			shared = append(shared, id)
 		}
 	}
+	s.cancel(unfinished)
 	return own, shared, nil
 }
 

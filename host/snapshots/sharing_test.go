@@ -294,3 +294,34 @@ func TestStoreAway(t *testing.T) {
 		t.Errorf("the other host sees %v", fmt.Sprint(list))
 	}
 }
+
+// TestDeletedBeforeItsUploadWasKnown: a snapshot whose record reached the store, but whose host did not learn it, is gone from the store once
+// it is deleted: whether the gateway ended in between, or the answer was lost and the snapshot counts as failed.
+func TestDeletedBeforeItsUploadWasKnown(t *testing.T) {
+	t.Parallel()
+	s, key := buckettest.Start(t), newAgeKey(t)
+	a, b := newSharingHost(t, s, key), newSharingHost(t, s, key)
+	for _, id := range []string{"snap_ended", "snap_lost"} {
+		r := store.Snapshot{ID: id, Box: "box1", State: Creating, Size: 9000, Layers: []string{id}}
+		if _, err := a.files.Capture(t.Context(), r.Box, id, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(a.db.Snapshots.Add(r), a.publish(t.Context(), r)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := a.db.Snapshots.Change("snap_lost", failed(io.ErrUnexpectedEOF)); err != nil {
+		t.Fatal(err)
+	}
+	if list := b.relist(t); len(list) != 2 {
+		t.Fatalf("before: %v", list)
+	}
+	if err := a.Delete(t.Context(), []string{"snap_ended", "snap_lost"}); err != nil {
+		t.Fatal(err)
+	}
+	for host, list := range map[string][]store.Snapshot{"this": a.relist(t), "another": b.relist(t)} {
+		if len(list) > 0 {
+			t.Errorf("%s host has deleted snapshots: %v", host, list)
+		}
+	}
+}

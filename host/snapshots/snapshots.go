@@ -273,17 +273,22 @@ func (s *Manager) Delete(ctx context.Context, ids []string) error {
 	if err != nil {
 		return err
 	}
-	for _, id := range own {
-		if t := s.find(id); t != nil {
-			t.cancel()
-			<-t.ended
-		}
-	}
+	s.cancel(own)
 	fault.Mark(ctx, "delete snapshots: records gone")
 	if err := s.Sweep(); err != nil { // the next sweep retries
 		s.log.Error("the files of deleted snapshots could not be removed", zap.Error(err))
 	}
 	return nil
+}
+
+// cancel ends the taking of snapshots, and waits for the end.
+func (s *Manager) cancel(ids []string) {
+	for _, id := range ids {
+		if t := s.find(id); t != nil {
+			t.cancel()
+			<-t.ended
+		}
+	}
 }
 
 func (s *Manager) find(id string) *runningSnapshot {
