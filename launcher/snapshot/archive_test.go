@@ -234,6 +234,43 @@ func TestUnarchiveIsBounded(t *testing.T) {
 	}
 }
 
+// TestCopyTakesNoMoreOfTheDisk: a box that writes one page of each block of a file has a copy with the same holes.
+func TestCopyTakesNoMoreOfTheDisk(t *testing.T) {
+	t.Parallel()
+	layer := filepath.Join(t.TempDir(), "layer")
+	if err := os.MkdirAll(Tree(layer), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const blocks = 64
+	f, err := os.Create(filepath.Join(Tree(layer), "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for i := range int64(blocks) {
+		if _, err := f.WriteAt(bytes.Repeat([]byte{1}, pageSize), i*blockSize+i%4*pageSize); err != nil {
+			t.Fatal(err)
+		}
+	}
+	asked := int64(0)
+	to, terms := filepath.Join(t.TempDir(), "copy"), wide
+	terms.Grow = func(n int64) error { asked += n; return nil }
+	archive := archived(t, layer)
+	if _, err := Unarchive(t.Context(), bytes.NewReader(archive), to, terms); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(archived(t, to), archive) {
+		t.Error("the copy has other contents")
+	}
+	var was, is unix.Stat_t
+	if err := errors.Join(unix.Stat(f.Name(), &was), unix.Stat(filepath.Join(Tree(to), "f"), &is)); err != nil {
+		t.Fatal(err)
+	}
+	if most := was.Blocks*512 + blockSize; is.Blocks*512 > most || asked > most {
+		t.Errorf("the copy takes %d bytes, asked for %d; the original takes %d", is.Blocks*512, asked, was.Blocks*512)
+	}
+}
+
 // FuzzUnarchive: whatever an archive contains, no file appears beside its directory.
 func FuzzUnarchive(f *testing.F) {
 	file := packed{Item: item{Name: "f", Mode: unix.S_IFREG | 0o644, Attrs: []attr{{"user.note", []byte("x")}}}}

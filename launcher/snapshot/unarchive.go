@@ -248,16 +248,38 @@ func (u *unarchiver) contents(f *os.File, size int64) error {
 		if n == 0 || n > blockSize || at < uint64(next) || at > uint64(size) || n > uint64(size)-at {
 			return fmt.Errorf("%w: it has a block outside of a file", ErrArchive)
 		}
-		if err := u.terms.callGrow(int64(n)); err != nil {
-			return err
-		}
 		block := u.block[:n]
 		if _, err := io.ReadFull(u.in.r, block); err != nil {
 			return fmt.Errorf("%w: %w", ErrArchive, noEOF(err))
 		}
-		if _, err := f.WriteAt(block, int64(at)); err != nil {
+		if err := u.write(f, block, int64(at)); err != nil {
 			return err
 		}
 		next = int64(at + n)
 	}
+}
+
+// pageSize is the size of the smallest holes in files.
+const pageSize = 4 << 10
+
+// write writes the pages of a block that are not zero, so that a file with many holes takes no more of the disk than the original.
+func (u *unarchiver) write(f *os.File, block []byte, at int64) error {
+	for begin := 0; begin < len(block); {
+		end := begin
+		for end < len(block) && !isZero(block[end:min(end+pageSize, len(block))]) {
+			end = min(end+pageSize, len(block))
+		}
+		if end == begin {
+			begin += pageSize
+			continue
+		}
+		if err := u.terms.callGrow(int64(end - begin)); err != nil {
+			return err
+		}
+		if _, err := f.WriteAt(block[begin:end], at+int64(begin)); err != nil {
+			return err
+		}
+		begin = end
+	}
+	return nil
 }
