@@ -96,6 +96,13 @@ func TestCaptureOfAFileWithAllNamesThatItCanHave(t *testing.T) {
 	if err := unix.Stat(filepath.Join(Tree(to), "0"), &st); err != nil || st.Size != 7 || int(st.Nlink) != names || report.Files != int64(names)+1 {
 		t.Errorf("%d names of %d are left, %d bytes, %+v, %v", st.Nlink, names, st.Size, report, err)
 	}
+	other, err := unarchived(t, archived(t, to))
+	if err != nil {
+		t.Fatalf("on another host: %v", err)
+	}
+	if err := unix.Stat(filepath.Join(Tree(other), "0"), &st); err != nil || st.Size != 7 || int(st.Nlink) != names {
+		t.Errorf("on another host %d names of %d are left, %d bytes, %v", st.Nlink, names, st.Size, err)
+	}
 }
 
 // A box may write more files than a capture may visit, while it is copied ahead or before.

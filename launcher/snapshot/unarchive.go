@@ -203,7 +203,7 @@ func (u *unarchiver) place(p packed) error {
 	}
 	body := fmt.Sprint(p.Link)
 	if p.Link != 0 && p.Link <= u.links {
-		return unix.Linkat(int(u.bodies.Fd()), body, int(dir.Fd()), p.Item.Name, 0)
+		return u.placeBody(dir, item{Name: p.Item.Name, Body: body, Shared: true})
 	}
 	if err := u.file(dir, p); err != nil || p.Link == 0 {
 		return err
