@@ -31,8 +31,8 @@ type packed struct {
 const (
 	// blockSize is the size of the blocks that are left out if they are zero.
 	blockSize = 64 << 10
-	// maxArchiveLinks is how many files with several names are written once. The others are written for each name.
-	maxArchiveLinks = 1 << 18
+	// maxArchiveLinks is how many files with several names an archive can have: half the names that a capture takes.
+	maxArchiveLinks = 1 << 20
 )
 
 // Archive writes a layer's tree to w. The same directory always gives the same bytes, as layers do not change.
@@ -76,7 +76,9 @@ func (a *archiver) add(dir *os.File, e entry) error {
 	case e.stat.Nlink > 1 && again:
 		p.Link = number
 		return a.enc.Encode(p)
-	case e.stat.Nlink > 1 && len(a.links) < maxArchiveLinks:
+	case e.stat.Nlink > 1 && len(a.links) == maxArchiveLinks: // written for each name, it could be very large
+		return fmt.Errorf("the snapshot has more than %d files with several names, too many for another host", maxArchiveLinks)
+	case e.stat.Nlink > 1:
 		number = uint32(len(a.links) + 1)
 		a.links[e.stat.Ino], p.Link = number, number
 	}

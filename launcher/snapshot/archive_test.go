@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/gob"
@@ -270,6 +271,34 @@ func TestCopyTakesNoMoreOfTheDisk(t *testing.T) {
 		t.Errorf("the copy takes %d bytes, asked for %d; the original takes %d", is.Blocks*512, asked, was.Blocks*512)
 	}
 }
+
+// TestArchiveWritesNoFileTwice: a box whose files have many names does not make its archive many times as large.
+func TestArchiveWritesNoFileTwice(t *testing.T) {
+	t.Parallel()
+	layer := richLayer(t)
+	if most := launcherEntries / 2; maxArchiveLinks < most {
+		t.Errorf("a snapshot can have %d files with several names, and an archive %d", most, maxArchiveLinks)
+	}
+	a := archiver{ctx: t.Context(), w: bufio.NewWriter(io.Discard), enc: gob.NewEncoder(io.Discard), links: map[uint64]uint32{}}
+	for i := range uint64(maxArchiveLinks) {
+		a.links[1<<63+i] = uint32(i + 1)
+	}
+	dir, err := os.Open(Tree(layer))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	e := entry{name: "large"}
+	if err := unix.Lstat(filepath.Join(Tree(layer), e.name), &e.stat); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.add(dir, e); err == nil {
+		t.Error("the contents follow each name")
+	}
+}
+
+// launcherEntries is the limit of the launcher on the entries of a snapshot.
+const launcherEntries = 2 << 20
 
 // FuzzUnarchive: whatever an archive contains, no file appears beside its directory.
 func FuzzUnarchive(f *testing.F) {
