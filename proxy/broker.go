@@ -85,10 +85,7 @@ func (b *brokered) secret(ctx context.Context, of rule.Value) (name.Secret, erro
 	if of.Source == "" {
 		return of.Literal, nil
 	}
-	if err := b.c.p.core.Permits(of.Source, b.rt.Request.Name, b.c.port); err != nil {
-		return name.Secret{}, err
-	}
-	value, used, err := b.c.p.core.Credential(ctx, of.Source)
+	value, used, err := b.c.p.core.Credential(ctx, of.Source, b.rt.Request.Name, b.c.port)
 	if err != nil {
 		return name.Secret{}, err
 	}

@@ -195,11 +195,8 @@ func New(cfg Config) (*Proxy, error) {
 			Router: router, Resolver: p.cfg.Resolver, Roots: p.cfg.Roots, DialTimeout: p.cfg.DialTimeout,
 			AddressTimeout: p.cfg.AddressTimeout, HandshakeTimeout: p.cfg.HandshakeTimeout,
 			Credential: func(ctx context.Context, secret string, host name.Name, port uint16) (name.Secret, func() bool, error) {
-				if err := p.core.Permits(secret, host, port); err != nil {
-					return name.Secret{}, nil, err
-				}
 				p.upstreamSecrets.Store(secret, true)
-				v, used, err := p.core.Credential(ctx, secret)
+				v, used, err := p.core.Credential(ctx, secret, host, port)
 				return v, used.Revoked, err
 			},
 			Panicked:  func(box policy.BoxID, v any) { recovery.Log(p.cfg.Log, "panic in connecting to a server", box, v) },

@@ -377,23 +377,20 @@ type Credential struct {
 	revokedBefore uint64
 }
 
-// Credential returns the value of a secret of the configuration for a connection that is about to be logged in, and a
-// Credential for checking later whether it was revoked.
-func (k *Core) Credential(ctx context.Context, source string) (name.Secret, Credential, error) {
+// Credential returns the value of a secret for a connection to a host that is about to be logged in, and a Credential for checking later
+// whether it was revoked. It fails if the secret may not be sent to the host.
+func (k *Core) Credential(ctx context.Context, source string, host name.Name, port uint16) (name.Secret, Credential, error) {
 	c := Credential{k, source, k.Revoked.count.Load()}
-	s := k.values()
+	s := k.values() // one state for both: a new value may be for other hosts
+	if err := s.permit([]string{source}, host, port); err != nil {
+		return name.Secret{}, c, err
+	}
 	v, err := s.fetch(ctx, source)
 	if err != nil {
 		return name.Secret{}, c, err
 	}
 	k.Revoked.markUsed([]string{source})
 	return name.NewSecret(v), c, nil
-}
-
-// Permits returns an error if a secret may not be sent to a host.
-func (k *Core) Permits(source string, host name.Name, port uint16) error {
-	s := k.values()
-	return s.permit([]string{source}, host, port)
 }
 
 // Revoked reports whether the value was revoked after it was fetched.

@@ -67,6 +67,56 @@ func TestValuesOfARequestAreOfOneSnapshot(t *testing.T) {
 	}
 }
 
+// movedSecrets is replaced all the time by a value for the other one of two hosts.
+type movedSecrets struct{ n atomic.Int64 }
+
+func (s *movedSecrets) Secret(context.Context, string) (name.Secret, error) {
+	return name.Secret{}, errElsewhere // not of a snapshot
+}
+
+func (s *movedSecrets) Snapshot() BoundSecrets {
+	return moved([]string{"a.test", "b.test"}[s.n.Add(1)%2])
+}
+
+// moved is a value for a host, which is its name.
+type moved string
+
+func (s moved) Secret(context.Context, string) (name.Secret, error) {
+	return name.NewSecret(string(s)), nil
+}
+
+func (s moved) Permits(_ string, host name.Name, _ uint16) error {
+	if host.String() != string(s) {
+		return errElsewhere
+	}
+	return nil
+}
+
+// TestLoginsSendNoValueOfAnotherHost: a login during the replacement of a secret sends neither value to a host of the other one.
+func TestLoginsSendNoValueOfAnotherHost(t *testing.T) {
+	t.Parallel()
+	k, sent := &Core{Secrets: &movedSecrets{}}, 0
+	for range 100 {
+		for _, host := range []string{"a.test", "b.test", "a.test"} {
+			at, err := name.Parse(host)
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch v, _, err := k.Credential(t.Context(), "key_1:s", at, 5432); {
+			case err == nil && v.Reveal() != host:
+				t.Fatalf("%s got the value for %s", host, v.Reveal())
+			case err == nil:
+				sent++
+			case !errors.Is(err, errElsewhere):
+				t.Fatal(err)
+			}
+		}
+	}
+	if sent == 0 {
+		t.Error("no value was sent")
+	}
+}
+
 // TestRevokedSecretsOfAKeyAreBounded: a key that deletes secrets without end takes bounded memory, and what it revoked stays revoked; requests
 // with secrets of other keys are not cut.
 func TestRevokedSecretsOfAKeyAreBounded(t *testing.T) {
