@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -367,6 +368,22 @@ func TestSweepRemovesUnneededLayers(t *testing.T) {
 		t.Errorf("the layer of the other snapshot: %v", err)
 	}
 	sweep(0)
+}
+
+// TestSweepOfACrowdedStore: whoever fills the bucket with objects takes no memory of the gateway without end.
+func TestSweepOfACrowdedStore(t *testing.T) {
+	t.Parallel()
+	s := buckettest.Start(t)
+	b := open(t, s, newKey(t))
+	b.maxStored = 2
+	for i := range b.maxStored + 1 {
+		if err := b.put(t.Context(), fmt.Sprint(b.prefix, layersDir, i), []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Sweep(t.Context()); (err == nil) != (i < b.maxStored) {
+			t.Errorf("%d objects: %v", i+1, err)
+		}
+	}
 }
 
 // TestStoreRefusals: wrong credentials, an unknown bucket, a server that is away and one with another certificate are reported, without

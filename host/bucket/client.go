@@ -46,10 +46,11 @@ type Bucket struct {
 	prefix string
 	key    func(context.Context) (name.Secret, error)
 
-	stall    time.Duration // how long a transfer may take without a byte
-	wait     time.Duration // before the first new attempt; doubled each time
-	grace    time.Duration // see Sweep
-	partSize int64
+	stall     time.Duration // how long a transfer may take without a byte
+	wait      time.Duration // before the first new attempt; doubled each time
+	grace     time.Duration // see Sweep
+	partSize  int64
+	maxStored int // layers that Sweep lists
 
 	mu       sync.Mutex
 	keyText  string            // guarded by mu, like the fields below; that keys were derived from
@@ -67,6 +68,8 @@ const (
 	// partTimeout bounds the upload of one part.
 	partTimeout = 15 * time.Minute
 	partSize    = 16 << 20
+	// maxStored bounds the layers in the store that are listed in memory.
+	maxStored = 1 << 17
 	// maxParts is the limit of S3 on the parts of an object.
 	maxParts = 10_000
 )
@@ -78,7 +81,7 @@ func New(c Config) (*Bucket, error) {
 	if err := required.Fields(optional); err != nil {
 		return nil, err
 	}
-	b := &Bucket{log: c.Log, name: c.Bucket, key: c.Key, stall: stallTimeout, wait: firstWait, grace: graceTime, partSize: partSize, known: map[string]object{}, unneeded: map[string]unneeded{}}
+	b := &Bucket{log: c.Log, name: c.Bucket, key: c.Key, stall: stallTimeout, wait: firstWait, grace: graceTime, partSize: partSize, maxStored: maxStored, known: map[string]object{}, unneeded: map[string]unneeded{}}
 	if c.Prefix != "" {
 		b.prefix = c.Prefix + "/"
 	}

@@ -242,7 +242,14 @@ type unneeded struct {
 // removes them.
 func (b *Bucket) Sweep(ctx context.Context) (removed int, err error) {
 	var layers []minio.ObjectInfo
-	if err := b.list(ctx, layersDir, func(o minio.ObjectInfo) error { layers = append(layers, o); return nil }); err != nil {
+	err = b.list(ctx, layersDir, func(o minio.ObjectInfo) error {
+		if len(layers) == b.maxStored {
+			return fmt.Errorf("%w: it has more than %d layers", ErrDamaged, b.maxStored)
+		}
+		layers = append(layers, minio.ObjectInfo{Key: o.Key, LastModified: o.LastModified})
+		return nil
+	})
+	if err != nil {
 		return 0, explain(err)
 	}
 	_, unreadable, err := b.Manifests(ctx) // after the layers, so that it has the snapshots of all
