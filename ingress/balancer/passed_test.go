@@ -132,3 +132,112 @@ func FuzzOpenPassed(f *testing.F) {
 		}
 	})
 }
+package balancer
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+)
+
+// passedKeys has the key of one sender.
+func passedKeys(sender string) ([]byte, bool) {
+	return bytes.Repeat([]byte{7}, 32), sender == "aaaaaa"
+}
+
+// passed returns a header of a member for the host bbbbbb.
+func passed() Passed {
+	return Passed{
+		From: v4, To: to4, Name: "box-8000.example.org", Mode: ModeTLS, Sender: "aaaaaa", Receiver: "bbbbbb",
+		At: time.UnixMilli(1_800_000_000_000), Nonce: Nonce{1, 2, 3},
+	}
+}
+
+// TestPassed: a header of another host is read back, and refused with any byte changed, another key, another receiver or an unknown sender.
+func TestPassed(t *testing.T) {
+	t.Parallel()
+	key, _ := passedKeys("aaaaaa")
+	six := passed()
+	six.From, six.To = v6, to6
+	for _, p := range []Passed{passed(), six} {
+		raw := p.Append(nil, key)
+		read, err := ReadPassed(bytes.NewReader(append(bytes.Clone(raw), "more"...)))
+		if err != nil || !bytes.Equal(read, raw) {
+			t.Fatalf("read %x, %v", read, err)
+		}
+		if got, err := OpenPassed(raw, "bbbbbb", passedKeys); err != nil || got != p {
+			t.Errorf("opened %+v, %v", got, err)
+		}
+		for i := range raw {
+			changed := bytes.Clone(raw)
+			changed[i] ^= 1
+			if got, err := OpenPassed(changed, "bbbbbb", passedKeys); err == nil && i >= len(signature) {
+				t.Errorf("byte %d changed: %+v", i, got)
+			}
+		}
+		if _, err := OpenPassed(raw, "cccccc", passedKeys); !errors.Is(err, ErrPassed) {
+			t.Errorf("for another host: %v", err)
+		}
+		if _, err := OpenPassed(p.Append(nil, make([]byte, 32)), "bbbbbb", passedKeys); !errors.Is(err, ErrForged) {
+			t.Errorf("with another key: %v", err)
+		}
+		stranger := p
+		stranger.Sender = "dddddd"
+		if _, err := OpenPassed(stranger.Append(nil, key), "bbbbbb", passedKeys); !errors.Is(err, ErrPassed) {
+			t.Errorf("of a stranger: %v", err)
+		}
+	}
+}
+
+// TestPassedOnce: a header is accepted once, also if the memory of headers is full in between, and neither early, late nor after a restart.
+func TestPassedOnce(t *testing.T) {
+	t.Parallel()
+	now := time.UnixMilli(1_800_000_000_000)
+	f := NewFresh(now)
+	f.most = 4
+	at := now.Add(time.Second)
+	if err := f.Accept(at, Nonce{1}, at); err != nil {
+		t.Fatal(err)
+	}
+	for i := range byte(32) {
+		if err := f.Accept(at, Nonce{1}, at); err == nil {
+			t.Fatalf("a header was accepted again after %d others", i)
+		}
+		next := at.Add(time.Duration(i+1) * time.Millisecond)
+		if err := f.Accept(next, Nonce{2, i}, next); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(f.current.seen) + len(f.before.seen); n > 2*f.most {
+			t.Fatalf("%d headers are remembered", n)
+		}
+	}
+	for name, at := range map[string]time.Time{"late": now.Add(time.Minute - FreshTime - 1), "early": now.Add(time.Minute + FreshTime + 1), "before the start": now} {
+		if err := f.Accept(at, NewNonce(), now.Add(time.Minute)); !errors.Is(err, errStale) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// FuzzPassed: an accepted header has exactly the form of Append, whatever its bytes are.
+func FuzzPassed(f *testing.F) {
+	key, _ := passedKeys("aaaaaa")
+	six := passed()
+	six.From, six.To = v6, to6
+	f.Add(passed().Append(nil, key))
+	f.Add(six.Append(nil, key))
+	f.Add(header(proxy, tcp4, v4, to4))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		raw, err := ReadPassed(bytes.NewReader(in))
+		if err != nil {
+			return
+		}
+		p, err := parsePassed(raw)
+		if err != nil {
+			return
+		}
+		if opened, err := OpenPassed(raw, "bbbbbb", passedKeys); err == nil && (opened != p || !bytes.Equal(opened.Append(nil, key), raw)) {
+			t.Errorf("%x was opened as %+v", raw, opened)
+		}
+	})
+}
