@@ -5,13 +5,13 @@ import (
 	"boxgate/fleet/node"
 )
 
-// shareCertificates makes a host of a fleet obtain certificates together with the others: they are in etcd, and what this host keeps in its
-// state directory is a cache for the time without etcd. Without a fleet nothing changes.
+// shareCertificates makes a host of a fleet obtain certificates together with the others: they are in etcd, and the copies in the state
+// directory of this host are a cache for the time without etcd. Without a fleet it has no effect.
 //
-// The order of the sources: etcd, then the cache. What a host obtained before it joined is in the cache, and is not shared: the names of its
-// public URLs are those of the fleet from then on, so that the first host that needs a certificate orders it.
+// It asks etcd before the cache. Certificates that a host obtained before it joined stay in the cache and are not shared: the first host of
+// the fleet that needs one orders it.
 //
-// Limits of orders ([acme.Config.Order]) remain those of one host. They bound what its own boxes may make it order; the issuer bounds the
+// Limits of orders ([acme.Config.Order]) apply to each host for itself. They bound the orders that its own boxes can cause; the issuer bounds the
 // fleet.
 func (p *parts) shareCertificates(c *acme.Config) error {
 	if p.fleet == nil {

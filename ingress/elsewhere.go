@@ -18,7 +18,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// This part passes connections on to the hosts of a fleet that have their boxes, and accepts those that other hosts pass on. TLS is not
+// This part passes connections on to the hosts of a fleet that have their boxes, and accepts connections from other hosts. TLS is not
 // terminated in between: the name in the ClientHello decides, and the host with the box serves the visitor as if the visitor had
 // connected to it. A connection is passed on once at most.
 
@@ -45,7 +45,7 @@ type opening struct {
 	keeps   bool
 	owner   string // the other host that has the box
 	host    string // the host name in TLS, if there is an owner
-	discard bool   // drop what is written
+	discard bool   // drop written bytes
 }
 
 // NetConn returns the underlying connection.
@@ -97,8 +97,8 @@ func (o *opening) fill() error {
 
 var errElsewhere = errors.New("the box is on another host of the fleet")
 
-// decide is called with the server name of the ClientHello, before anything is written. If it returns an error, the handshake fails and
-// nothing is sent to the visitor.
+// decide is called with the server name of the ClientHello, before anything is written. If it returns an error, the handshake fails
+// without an alert to the visitor.
 func (o *opening) decide(serverName string) error {
 	if o.fleet != nil {
 		if host := bareHost(serverName); host != "" {

@@ -44,7 +44,7 @@ func WithShownKey(r *http.Request) *http.Request {
 	return r.WithContext(context.WithValue(r.Context(), shownKeyContext{}, kept))
 }
 
-// ShownKey returns the headers with the key of a request. ok is false for requests without one: those of the dashboard, and of users of the
+// ShownKey returns the headers with the key of a request. ok is false for requests without one: from the dashboard, and from users of the
 // Unix socket without one. Other hosts know neither.
 func ShownKey(ctx context.Context) (_ http.Header, ok bool) {
 	kept, ok := ctx.Value(shownKeyContext{}).(http.Header)

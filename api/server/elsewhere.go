@@ -169,7 +169,7 @@ func (d *dialect) controlElsewhere(w *rest.Writer, r, original *http.Request) bo
 }
 
 // sandboxElsewhere is [API.servedElsewhere] for the API that a sandbox of E2B's dialect serves. Only the owner can check the access token of
-// its box, so nothing is looked up for it: the ID names the host.
+// its box, so no name is looked up for it: the ID names the host.
 func (d *dialect) sandboxElsewhere(w *rest.Writer, r *http.Request) bool {
 	a, id := d.api, r.Header.Get(e2b.SandboxHeader)
 	if !a.mayLeave(r) || !access.LooksLikeID(id) {

@@ -8,7 +8,7 @@ import (
 )
 
 // Agreement derives secrets that this host has in common with one other host, by X25519 (RFC 7748) and HKDF (RFC 5869). The hosts need
-// nothing but each other's public keys, which are in the directory: a host that left has no secret with any member, and no member has the
+// only each other's public keys, which are in the directory: a host that left has no secret with any member, and no member has the
 // secrets of two others. Safe for concurrent use.
 type Agreement struct {
 	host string

@@ -10,8 +10,9 @@ import (
 	"boxgate/fleet"
 )
 
-// SetIngress sets the address of the public URLs of a member, and its key of agreements, for the other hosts; empty: none. Fields of the
-// record that this version does not know are kept. It fails with [ErrNotMember] if the record is that of another membership.
+// SetIngress sets the address of the public URLs of a member, and its key of agreements, for the other hosts. Without an address the record
+// has neither. Fields of the record that this version does not know are kept. It fails with [ErrNotMember] if the record belongs to another
+// membership.
 func (r Roster) SetIngress(ctx context.Context, id fleet.Identity, address string, agreement []byte) error {
 	key := r.keys().Host(id.Host)
 	for {
