@@ -72,10 +72,19 @@ func reported(t *testing.T, args []string) (r struct {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	stderr := os.Stderr
-	os.Stderr = file
+	input := filepath.Join(t.TempDir(), "stdin") // commands such as secret store read a value before they call the gateway
+	if err := os.WriteFile(input, []byte("value\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	in, err := os.Open(input)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	stdin, stderr := os.Stdin, os.Stderr
+	os.Stdin, os.Stderr = in, file
 	status = Run(args)
-	os.Stderr = stderr
+	os.Stdin, os.Stderr = stdin, stderr
 	text, err := os.ReadFile(file.Name())
 	if err != nil {
 		t.Fatal(err)
