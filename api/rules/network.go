@@ -43,10 +43,18 @@ type networkView struct {
 	Warnings       []problem.View      `json:"warnings,omitempty"`
 }
 
+// setNetworkView describes the answers of setNetwork: policy and header rules in force, or with dry_run the effect of the change.
+type setNetworkView struct{}
+
+// Forms describes the answers.
+func (setNetworkView) Forms() []reflect.Type {
+	return []reflect.Type{reflect.TypeFor[networkView](), reflect.TypeFor[spec.Replay]()}
+}
+
 func (e *Endpoints) networkRoutes() []rest.Route {
 	return []rest.Route{
 		{Method: "GET", Path: networkPath, ID: "getNetwork", Versioned: true, Summary: "The policy and the header rules in force, without values; both versions as ETag", Response: reflect.TypeFor[networkView](), Handle: e.getNetwork},
-		{Method: "PUT", Path: networkPath, ID: "setNetwork", Versioned: true, Summary: "Replace the policy and the header rules together: no request is judged by one of the new and one of the old. Answers once both are in force everywhere; with dry_run=true as replayPolicy, without a change", Query: reflect.TypeFor[putPolicyQuery](), Request: reflect.TypeFor[networkBody](), Example: `{"network_policy":{"mode":"custom","allowed_domains":["api.example.com"]},"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[networkView](), Handle: e.putNetwork},
+		{Method: "PUT", Path: networkPath, ID: "setNetwork", Versioned: true, Summary: "Replace the policy and the header rules together: no request is judged by one of the new and one of the old. Answers once both are in force everywhere; with dry_run=true as replayPolicy, without a change", Query: reflect.TypeFor[putPolicyQuery](), Request: reflect.TypeFor[networkBody](), Example: `{"network_policy":{"mode":"custom","allowed_domains":["api.example.com"]},"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[setNetworkView](), Handle: e.putNetwork},
 	}
 }
 
