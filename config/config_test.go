@@ -47,6 +47,7 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"fleet, no TLS":       {"fleet: {name: f, endpoints: ['http://127.0.0.1:2379'], tls: {ca_file: /c.pem}}", "fleet.tls: has no effect on http://127.0.0.1:2379"},
 		"fleet, a file":       {"fleet: {name: f, endpoints: ['https://etcd:2379'], tls: {ca_file: c.pem}}", `fleet.tls.ca_file: "c.pem" is not an absolute path`},
 		"fleet, advertised":   {"fleet: {name: f, endpoints: ['https://etcd:2379'], advertise: 'h:1'}", `fleet.advertise: "h:1" is not an address of this host with a port`},
+		"fleet, a name":       {"fleet: {name: f, endpoints: ['https://etcd:2379'], ingress: 'host:443'}", `fleet.ingress: "host:443" is not an address and port`},
 		"fleet, a domain":     {"fleet: {name: f, endpoints: ['https://etcd:2379'], domain: example.org}", "fleet.domain: is not supported by this version"},
 		"half a cluster":      {"network: {cluster: {services: [10.96.0.0/12]}}", "network.cluster: needs services, such as [10.96.0.0/12], and dns"},
 		"a domain alone":      {"network: {cluster: {domain: k8s.example}}", "network.cluster: needs services"},

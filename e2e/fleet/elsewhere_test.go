@@ -324,39 +324,44 @@ func (j joined) e2b(h *host, box string) {
 	}
 }
 
-// TestAttackKeyOfAnotherHost: the owner checks the key of a call itself. A key that only another host knows, and one whose role does not allow
-// the call, do not reach the box, in either dialect.
+// TestAttackKeyOfAnotherHost: the owner checks the key of a call itself. The operator's key of another host, and keys of the fleet whose role
+// or box does not allow the call, do not reach the box, in either dialect.
 func TestAttackKeyOfAnotherHost(t *testing.T) {
 	t.Parallel()
 	j, a, b, _ := three(t)
 	box := j.make(b, "")
-	var made struct {
-		Key string `json:"key"`
-	}
-	text := j.must(a, 201, "POST", "/v2/api-keys", map[string]any{"name": "only-a", "role": "admin"})
-	if err := json.Unmarshal([]byte(text), &made); err != nil || made.Key == "" {
-		t.Fatal(text, err)
-	}
-	for _, attack := range [][2]string{{"GET", "/v2/box/" + box}, {"POST", "/v2/box/" + box + "/exec"}, {"DELETE", "/v2/box/" + box}, {"GET", "/sandboxes/" + box}} {
-		var body any
-		if attack[0] == "POST" {
-			body = map[string]any{"command": []string{"true"}}
+	key := func(role string) string {
+		t.Helper()
+		var made struct{ Key string }
+		if text := j.must(a, 201, "POST", "/v2/api-keys", map[string]any{"name": role, "role": role}); json.Unmarshal([]byte(text), &made) != nil || made.Key == "" {
+			t.Fatal(text)
 		}
-		if resp, text := j.call(a, made.Key, attack[0], attack[1], body); resp.StatusCode != http.StatusUnauthorized {
-			t.Errorf("%v with a key that the owner does not know: %d %s", attack, resp.StatusCode, text)
+		return made.Key
+	}
+	attack := func(want int, key string, calls ...[2]string) {
+		t.Helper()
+		for _, call := range calls {
+			var body any
+			if call[0] == "POST" {
+				body = map[string]any{"command": []string{"true"}}
+			}
+			if resp, text := j.call(a, key, call[0], call[1], body); resp.StatusCode != want {
+				t.Errorf("%v: %d %s, want %d", call, resp.StatusCode, text, want)
+			}
 		}
 	}
-	j.must(b, 200, "GET", "/v2/box/"+box, nil)
-	text = j.must(a, 201, "POST", "/v2/api-keys", map[string]any{"name": "reader", "role": "read-only"})
-	if err := json.Unmarshal([]byte(text), &made); err != nil {
+	at, exec, dialect := [2]string{"GET", "/v2/box/" + box}, [2]string{"POST", "/v2/box/" + box + "/exec"}, [2]string{"GET", "/sandboxes/" + box}
+	attack(http.StatusForbidden, key("read-only"), exec)
+	attack(http.StatusNotFound, key("box-creator"), at, exec, dialect)
+	attack(http.StatusUnauthorized, "wrong", at, exec, dialect)
+	attack(http.StatusOK, key("admin"), at, exec, dialect)         // the control
+	j.must(a, 200, "POST", "/v2/api-key/rotate", map[string]any{}) // now host a has an operator's key of its own
+	own, err := os.ReadFile(filepath.Join(a.Dir, "state", "api-key"))
+	if err != nil {
 		t.Fatal(err)
 	}
-	if resp, text := j.call(a, made.Key, "POST", "/v2/box/"+box+"/exec", map[string]any{"command": []string{"true"}}); resp.StatusCode != http.StatusForbidden {
-		t.Errorf("a command with a read-only key: %d %s", resp.StatusCode, text)
-	}
-	if resp, _ := j.call(a, "wrong", "GET", "/v2/box/"+box, nil); resp.StatusCode != http.StatusUnauthorized {
-		t.Errorf("an unknown key: %d", resp.StatusCode)
-	}
+	attack(http.StatusUnauthorized, strings.TrimSpace(string(own)), at, exec, [2]string{"DELETE", "/v2/box/" + box}, dialect)
+	j.must(b, 200, "GET", "/v2/box/"+box, nil)
 }
 
 // TestAttackHostThatLeft: a host that was removed reaches no box of the others, although its certificate is valid, over new and over open
