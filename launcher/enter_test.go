@@ -49,6 +49,8 @@ var volatile = []*regexp.Regexp{
 	regexp.MustCompile(`(?m)^(Pid|Tgid|Ngid|PPid|NSpid|NStgid|NSpgid|NSsid|Vm\w+|Rss\w+|nonvoluntary_ctxt_switches|voluntary_ctxt_switches|Hugetlb\w*|Threads|SigQ):.*$`),
 	regexp.MustCompile(`(?m)^(se\.|nr_|avg_|sum_|mm->|numa_|current_node|clock-delta|cat \(\d+|ext\.).*$`), regexp.MustCompile(`run-[0-9a-f]{16}`), regexp.MustCompile(`pipe:\[\d+\]`), regexp.MustCompile(`/proc/\d+/`),
 	regexp.MustCompile(`(?m)^\s*\d+\s+\d+\s+\d+\s+\d+`),
+	// Runtimes leave 32 and 33 ignored, the own signals of glibc, if the gateway was: posix_spawn of make starts its commands so.
+	regexp.MustCompile(`(?m)^SigIgn:\s0000000[01][08]0000000`),
 }
 
 // look runs a command that shows how it is confined.
