@@ -35,7 +35,7 @@ var (
 )
 
 // later are metrics that a gateway shows only after their first event: certificates of issuers, secrets, requests to
-// public URLs and to models, self-tests, its membership in a fleet.
+// public URLs and to models, self-tests, its membership in a fleet, a store of snapshots.
 var later = []string{
 	"boxgate_certificates_failing", "boxgate_certificates_failed_total", "boxgate_certificates_obtained_total",
 	"boxgate_secret_refreshes_total", "boxgate_secret_refresh_failures_total", "boxgate_secret_read_timestamp_seconds", "boxgate_secret_expiry_timestamp_seconds",
@@ -43,6 +43,8 @@ var later = []string{
 	"boxgate_model_requests_total", "boxgate_model_tokens_total", "boxgate_model_cost_usd_total", "boxgate_model_refused_total",
 	"boxgate_fleet_fenced", "boxgate_fleet_lease_seconds", "boxgate_fleet_hosts", "boxgate_fleet_revision", "boxgate_fleet_current_timestamp_seconds",
 	"boxgate_fleet_listings_total", "boxgate_fleet_certificate_expiry_timestamp_seconds",
+	"boxgate_fleet_certificate_cache_reads_total", "boxgate_fleet_certificate_writes_refused_total",
+	"boxgate_snapshot_store_up", "boxgate_snapshot_store_unreadable",
 }
 
 // inSources reports whether the sources contain a metric of that name.
