@@ -59,9 +59,10 @@ var (
 		"snapshot: record stored", "snapshot: box frozen", "snapshot: files copied", "snapshot: layer complete", "snapshot: ready stored",
 		"delete snapshots: records gone",
 	}
-	stepsOfGlobal = append([]string{"all boxes: next one"}, stepsOfChange...)          // of a change of all boxes
-	stepsOfNamed  = append([]string{"named policy: one box has it"}, stepsOfChange...) // of a change of a named policy
-	stepsOfStart  = []string{
+	stepsOfSharing = []string{"snapshot: layers uploaded", "snapshot: manifest uploaded"}
+	stepsOfGlobal  = append([]string{"all boxes: next one"}, stepsOfChange...)          // of a change of all boxes
+	stepsOfNamed   = append([]string{"named policy: one box has it"}, stepsOfChange...) // of a change of a named policy
+	stepsOfStart   = []string{
 		"start: store open", "start: DNS and proxy made", "start: launcher open", "open: table written", "open: addresses set",
 		"open: routing set", "open: forwarding on", "start: kernel rules in force", "recover: containers known",
 		"link: box registered", "link: box's end up", "connect: known to DNS and proxy", "plan: built", "plan: written",
@@ -79,7 +80,7 @@ var (
 )
 
 // operations are all of these steps.
-var operations = [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfSnapshot, stepsOfChange, stepsOfGlobal, stepsOfNamed, stepsOfStart, stepsOfStop, stepsOfReplace, stepsOfSchedule, stepsOfRotation, stepsOfTraffic}
+var operations = [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfSnapshot, stepsOfSharing, stepsOfChange, stepsOfGlobal, stepsOfNamed, stepsOfStart, stepsOfStop, stepsOfReplace, stepsOfSchedule, stepsOfRotation, stepsOfTraffic}
 
 // isMark reports whether the operation cannot fail after the step, so that only death and panic are tested.
 func isMark(step string) bool { return slices.Contains(marks, step) }

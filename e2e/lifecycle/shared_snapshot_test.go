@@ -3,50 +3,16 @@ package lifecycle
 import (
 	"errors"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"filippo.io/age"
 
 	"boxgate/api"
-	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/host/bucket/buckettest"
-	"boxgate/internal/lab"
 	"boxgate/internal/nightly"
-	"boxgate/secrets"
 )
-
-// storeAddress is the address of the S3 server in the network namespace of each gateway.
-const storeAddress = "127.0.0.1:9000"
-
-// sharingWorld starts a gateway that keeps its snapshots in a store.
-func sharingWorld(t *testing.T, s *buckettest.Server, key string) *harness.World {
-	t.Helper()
-	dir := t.TempDir()
-	for file, text := range map[string]string{"ca.pem": string(s.CA), "s3": buckettest.SecretKey, "hosts": key} {
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	w := harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
-		c.Secrets = config.Secrets{Sources: map[string]secrets.Source{"s3": {File: filepath.Join(dir, "s3")}, "hosts": {File: filepath.Join(dir, "hosts")}}}
-		c.Snapshots = config.Snapshots{
-			Store: "s3://" + buckettest.Bucket + "/e2e", Endpoint: "https://" + storeAddress, AccessKey: buckettest.AccessKey, SecretKey: "s3", Key: "hosts", CAFile: filepath.Join(dir, "ca.pem"),
-		}
-	}})
-	ln, err := w.Net.Gateway().Listen("tcp", storeAddress)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.ListenOn(ln)
-	if err := w.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return w
-}
 
 // TestBoxFromSnapshotOfAnotherHost: a box is made on one gateway from a snapshot of another one, with its files, variables and policy, by the keys
 // that see it; and a snapshot of that box goes back.
@@ -58,7 +24,7 @@ func TestBoxFromSnapshotOfAnotherHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, b := sharingWorld(t, s, id.String()), sharingWorld(t, s, id.String())
+	a, b := harness.NewSharing(t, s, id.String()), harness.NewSharing(t, s, id.String())
 	source := a.Create(map[string]any{"name": "source", "network_policy": harness.Custom("api.example.com"), "env_vars": map[string]string{"KEPT": "old"}})
 	a.MustSh(source, "echo before >state; ln state hard; ln -s /etc/passwd link; head -c 20000000 /dev/urandom >blob; sha256sum blob >sum")
 	first := takeSnapshot(a, source, "first")

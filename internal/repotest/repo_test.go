@@ -287,7 +287,7 @@ cmd/gateway/command/cli: policy config api
 cmd/gateway/command/cni: policy config api cmd/gateway/command/cli host/sandboxns firewall/link firewall/network
 cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
-e2e/harness: policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet
+e2e/harness: host/bucket/buckettest secrets policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet
 e2e/harness/npm: internal/lab internal/testnet
 e2e/harness/gateway: e2e/harness cmd/gateway internal/fault
 e2e: fleet/etcdtest host/bucket/buckettest ingress/balancer policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab internal/testnet internal/testnet/models e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor store/history ui/preview llm
