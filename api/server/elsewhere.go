@@ -57,9 +57,16 @@ func (a *API) servedElsewhere(w *rest.Writer, r *http.Request, pattern string) b
 	if err == nil && host != "" {
 		err = leaves(r, a.ids[pattern], id)
 	}
+	if err != nil {
+		a.recordRefusal(r, pattern, err)
+	}
+	return a.forwarded(w, r, host, err, fail)
+}
+
+// forwarded sends a request to the other host that was found for it, or answers with err. It returns false without one: this host serves it.
+func (a *API) forwarded(w http.ResponseWriter, r *http.Request, host string, err error, fail func(error)) bool {
 	switch {
 	case err != nil:
-		a.recordRefusal(r, pattern, err)
 		fail(err)
 	case host == "":
 		return false
@@ -80,15 +87,7 @@ func (a *API) placed(w *rest.Writer, r *http.Request, fail func(error)) bool {
 	if err == nil {
 		host, err = a.Elsewhere.Place(r.Context())
 	}
-	switch {
-	case err != nil:
-		fail(err)
-	case host == "":
-		return false
-	default:
-		a.Elsewhere.Forward(w, r, host, fail)
-	}
-	return true
+	return a.forwarded(w, r, host, err, fail)
 }
 
 // mayLeave reports whether a request may be sent to another host: not if it came from one.
@@ -156,16 +155,10 @@ func (d *dialect) controlElsewhere(w *rest.Writer, r, original *http.Request) bo
 			err = errNoKeyElsewhere
 		}
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		a.recordRefusal(r, d.control.Pattern(r), err)
-		fail(err)
-	case host == "":
-		return false
-	default:
-		a.Elsewhere.Forward(w, original.WithContext(r.Context()), host, fail)
 	}
-	return true
+	return a.forwarded(w, original.WithContext(r.Context()), host, err, fail)
 }
 
 // sandboxElsewhere is [API.servedElsewhere] for the API that a sandbox of E2B's dialect serves. Only the owner can check the access token of
@@ -177,13 +170,5 @@ func (d *dialect) sandboxElsewhere(w *rest.Writer, r *http.Request) bool {
 	}
 	fail := func(err error) { d.sandboxes.Fail(w, r, err) }
 	host, err := a.ownerOf(r.Context(), id)
-	switch {
-	case err != nil:
-		fail(err)
-	case host == "":
-		return false
-	default:
-		a.Elsewhere.Forward(w, r, host, fail)
-	}
-	return true
+	return a.forwarded(w, r, host, err, fail)
 }
