@@ -182,7 +182,7 @@ type parts struct {
 	pushed       *export.Metrics  `required:"false"` // sends the metrics; nil: disabled
 	exports      []audit.Export   // the exporters' inputs
 	secrets      *secrets.Secrets
-	keySecrets   *keysecrets.Values // with those of the configuration, for requests of boxes
+	keySecrets   *keysecrets.Values // together with the configured ones, for requests of boxes
 	tokens       *identity.Issuer
 	dns          *dns.Server
 	proxy        *proxy.Proxy

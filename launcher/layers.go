@@ -66,7 +66,7 @@ func (l *Launcher) UnarchiveLayer(ctx context.Context, layer string, as Layer, r
 // imageBelow returns the image of a layer from another host, and makes it ready if it can be pulled or built under the same key.
 func (l *Launcher) imageBelow(ctx context.Context, of LayerImage) (image.Image, error) {
 	img, err := l.images.At(of.Key, of.Rootfs)
-	if err != nil && of.Key != "" && !image.IsPath(of.Source) { // the files of a path are those of the other host
+	if err != nil && of.Key != "" && !image.IsPath(of.Source) { // a path names files of the other host
 		if err = l.images.Ensure(ctx, of.Source, func(string) {}); err == nil {
 			img, err = l.images.At(of.Key, of.Rootfs)
 		}

@@ -9,7 +9,7 @@ import (
 )
 
 // TestFleetKeys: a host's copy of the keys of a fleet follows their records, keeps its own keys and the limits of keys that are gone, and
-// leaves out records that could be those of its own keys.
+// leaves out records that could replace its own keys.
 func TestFleetKeys(t *testing.T) {
 	db := open(t, Options{Dir: newDir(t)})
 	records := map[string][]byte{}

@@ -41,7 +41,7 @@ type createQuery struct {
 	Placement string `json:"placement,omitempty" doc:"the host for the box in a fleet: this one, or the emptier of two random ones; absent: here" enum:"here spread" example:"spread"`
 }
 
-// withOthers adds the boxes of other hosts to those of this one, oldest first. Of a host that did not answer, callers who see every box see
+// withOthers adds the boxes of other hosts to the list, oldest first. If a host did not answer, callers who see every box see
 // its entries in the directory, with status unreachable. For others it is not known which of them they see.
 func (e *Endpoints) withOthers(w http.ResponseWriter, r *http.Request, own []boxView, filter api.BoxFilter) []any {
 	all := make([]any, 0, len(own))

@@ -55,7 +55,7 @@ func noSecret(n string) error {
 	return api.Errorf(api.ErrNotFound, "secret %q not found", name.ShownSecretName(problem.Clip(n)))
 }
 
-// secrets lists the secrets of the API key, and those of the configuration if the key may list them. One of the key has precedence, as in
+// secrets lists the secrets of the API key, and the configured ones if the key may list them. Its own have precedence, as in
 // header rules of keys that are not admin keys; admin keys have none with the name of one of the configuration.
 func (e *Endpoints) secrets(r *http.Request) ([]secretView, error) {
 	var own struct {

@@ -1,5 +1,5 @@
 // Package keysecrets serves the secrets that API keys store, for header rules that they set. A key sees, changes and uses only its own. Admin
-// keys also see and delete those of other keys. Values are never returned.
+// keys also see and delete the secrets of other keys. Values are never returned.
 package keysecrets
 
 import (

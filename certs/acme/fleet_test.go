@@ -29,7 +29,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// hostVariable has the [fleetHost] of a process of this test binary: challenges in certmagic's memory are those of the process.
+// hostVariable has the [fleetHost] of a process of this test binary: challenges in certmagic's memory belong to the process.
 const hostVariable = "ACME_TEST_FLEET_HOST"
 
 // fleetHost describes a host of a fleet.

@@ -280,7 +280,7 @@ func TestHeadersOfOtherHosts(t *testing.T) {
 	b.start()
 	a.Until("the host passes visitors on again", works)
 	b.command(0, "", "fleet", "leave", a.id)
-	a.Until("a host that left passes nobody on", func() bool { return !works() })
+	a.Until("a host that left passes no visitor on", func() bool { return !works() })
 	b.logs("bad_request", "not that of a host of this fleet")
 }
 

@@ -169,7 +169,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	return s.Cache.Delete(ctx, key)
 }
 
-// keep writes the files of a certificate into the cache, unless it has those of this or a later revision.
+// keep writes the files of a certificate into the cache, unless it has files of this or a later revision.
 func (s *Store) keep(ctx context.Context, set string, revision int64, files map[string][]byte) {
 	s.caching.Lock()
 	defer s.caching.Unlock()

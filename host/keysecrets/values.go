@@ -55,7 +55,7 @@ type entry struct {
 	hosts []name.Pattern // with ports; nil: those of the rules
 }
 
-// Open reads the secrets of API keys, and deletes those of keys that have ended.
+// Open reads the secrets of API keys, and deletes the secrets of keys that have ended.
 func Open(log *zap.Logger, configured Configured, secrets store.KeySecrets, keys store.Keys) (*Values, error) {
 	if _, err := secrets.DeleteEnded(); err != nil {
 		log.Warn("the secrets of API keys that have ended could not be deleted; they are not used", zap.Error(err))

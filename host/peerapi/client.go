@@ -1,5 +1,5 @@
 // Package peerapi connects the admin APIs of the hosts of a fleet. [Client] sends calls for boxes of other hosts to their owners, [Server] accepts
-// those of other hosts, and [Names] keeps the boxes of this host in the directory of the fleet.
+// calls of other hosts, and [Names] keeps the boxes of this host in the directory of the fleet.
 package peerapi
 
 import (

@@ -127,7 +127,7 @@ func (c *Checker) Check(ctx context.Context, box policy.BoxID, token string) (Ac
 }
 
 // Made reports whether a token was made for this ID of a box by an API key that is valid now. The box may have been deleted, or may never
-// have existed: its answer is for callers who learn by it that their box is gone, and takes as long as that of Check.
+// have existed, and only clients with a valid key may learn that. The answer takes as long as that of Check.
 func (c *Checker) Made(box policy.BoxID, token string) bool {
 	id, ok := keyID(token)
 	if !ok || c.Maker == nil {
