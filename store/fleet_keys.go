@@ -88,7 +88,7 @@ func readFleetKey(id string, record []byte) (APIKey, error) {
 }
 
 // SetFleet makes records the API keys of the fleet, in one transaction, and returns the IDs of keys that were changed or are gone. Limits of the
-// latter stay, as with [Keys.Delete]. Records that cannot be used are left out: unusable has their number. Records with the ID or hash of
+// latter stay and their secrets are deleted, as with [Keys.Delete]. Records that cannot be used are left out: unusable has their number. Records with the ID or hash of
 // a key of this host are among them.
 func (db Keys) SetFleet(records map[string][]byte) (changed []string, unusable int, err error) {
 	err = db.update(func(tx *transaction) error {
@@ -114,7 +114,11 @@ func (db Keys) SetFleet(records map[string][]byte) (changed []string, unusable i
 		if changed, gone, err = replaceFleet(keys, old, next); err != nil || len(changed) == 0 {
 			return err
 		}
-		return keepLimits(tx, gone, time.Now().UTC())
+		now := time.Now().UTC()
+		if _, err := deleteKeySecrets(tx, now); err != nil {
+			return err
+		}
+		return keepLimits(tx, gone, now)
 	})
 	return changed, unusable, err
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"boxgate/policy/name"
 )
 
 // TestFleetKeys: a host's copy of the keys of a fleet follows their records, keeps its own keys and the limits of keys that are gone, and
@@ -50,10 +52,16 @@ func TestFleetKeys(t *testing.T) {
 	if db.Keys.Check(key.Reveal()) || !db.Keys.Check(next.Reveal()) {
 		t.Error("the replaced key works, or the new one does not")
 	}
+	if err := db.KeySecrets.Create(KeySecret{Key: made.ID, Name: "token", Value: name.NewSecret("v"), Version: 1}); err != nil {
+		t.Fatal(err)
+	}
 	if err := ed.Remove(made.ID); err != nil {
 		t.Fatal(err)
 	}
 	apply(made.ID)
+	if left, err := db.KeySecrets.All(); err != nil || len(left) != 0 {
+		t.Errorf("%d secrets of the removed key are left, %v", len(left), err)
+	}
 	revoked, err := db.Keys.Revoked()
 	if err != nil || len(revoked) != 1 || revoked[0].Quotas["boxes"] != 3 {
 		t.Errorf("%v, %v", revoked, err)

@@ -216,6 +216,24 @@ func TestSecretsEndWithTheirKey(t *testing.T) {
 	}
 }
 
+// TestSecretsOfEndedKeysLeaveTheStore: the change of any key deletes the secrets of all that have ended, from the store as well.
+func TestSecretsOfEndedKeysLeaveTheStore(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	gone := r.store(t, r.a, "s", "of-a")
+	r.store(t, r.b, "s", "of-b")
+	if err := r.db.Keys.Remove(r.a.Key); err != nil { // its record alone, as at an expiry
+		t.Fatal(err)
+	}
+	r.KeyChanged(r.b.Key)
+	if all, err := r.db.KeySecrets.All(); err != nil || len(all) != 1 || all[0].Key != r.b.Key {
+		t.Errorf("%d secrets in the store, %v", len(all), err)
+	}
+	if v, err := r.value(gone); err == nil || len(r.cut) != 1 {
+		t.Error(v, r.cut)
+	}
+}
+
 // TestOthersLeaveRoomForAdmins: keys that are not admin keys cannot take all of the room.
 func TestOthersLeaveRoomForAdmins(t *testing.T) {
 	t.Parallel()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -48,6 +49,7 @@ type Config struct {
 type Service struct {
 	config Config
 	*Values
+	stored atomic.Bool // secrets of keys that have ended may still be in the store
 }
 
 // New returns the service.
@@ -55,7 +57,7 @@ func New(c Config) (*Service, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
 	}
-	return &Service{c, c.Values}, nil
+	return &Service{config: c, Values: c.Values}, nil
 }
 
 // KeySecrets implements the Host of [boxgate/api/keysecrets].
@@ -213,11 +215,7 @@ func (s *Service) remove(id string) error {
 
 // KeyChanged is called when an API key was replaced or revoked. The secrets of a key that has ended are dropped, and requests in progress
 // with them are cut.
-func (s *Service) KeyChanged(key string) {
-	for _, id := range s.dropEnded(key) {
-		s.config.Cut(id)
-	}
-}
+func (s *Service) KeyChanged(key string) { s.end(key) }
 
 // Expire deletes the secrets of API keys as the keys expire, until ctx is done.
 func (s *Service) Expire(ctx context.Context) {
@@ -228,23 +226,26 @@ func (s *Service) Expire(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			s.expire()
+			s.end("")
 		}
 	}
 }
 
-func (s *Service) expire() {
-	dropped := s.dropEnded("")
-	if len(dropped) == 0 {
-		return
-	}
-	for _, id := range dropped {
+// end drops the secrets of keys that have ended, cuts the requests with them, and deletes them from the store; changed is a key that may have
+// ended. If the store fails, a later call tries again.
+func (s *Service) end(changed string) {
+	for _, id := range s.dropEnded(changed) {
+		s.stored.Store(true)
 		s.config.Cut(id)
+	}
+	if !s.stored.Swap(false) {
+		return
 	}
 	n, err := s.store.DeleteEnded()
 	if err != nil {
-		s.log.Warn("the secrets of expired API keys could not be deleted; they are not used", zap.Error(err))
+		s.stored.Store(true)
+		s.log.Warn("the secrets of API keys that have ended could not be deleted; they are not used", zap.Error(err))
 		return
 	}
-	s.log.Info("the secrets of expired API keys were deleted", zap.Int("secrets", n))
+	s.log.Info("the secrets of API keys that have ended were deleted", zap.Int("secrets", n))
 }
