@@ -39,7 +39,7 @@ type Names struct {
 	log   *zap.Logger
 
 	mu        sync.Mutex
-	known     map[string]directory.Entry // as the directory has them; nil: it was not read since the start, or since this host was fenced
+	known     map[string]directory.Entry // as the directory has them; nil: it must be read, as after the start, a fence, or a write without an answer
 	pending   map[string]bool            // claims of boxes that are not stored yet
 	conflicts map[string]time.Time       // boxes whose name another one has: when that was found
 }
@@ -75,7 +75,9 @@ func (n *Names) Claim(ctx context.Context, id policy.BoxID, name string, labels 
 	case errors.Is(err, directory.ErrNameTaken):
 		done()
 		return nil, api.Errorf(api.ErrConflict, "a box named %q exists already in the fleet", name)
-	case must:
+	}
+	n.unknown()
+	if must {
 		done()
 		return nil, &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "the name of the box could not be claimed, and nothing was made: the directory of the fleet does not answer, or this host is cut off from it"}
 	}
@@ -90,6 +92,14 @@ func (n *Names) note(box string, e directory.Entry) {
 	if n.known != nil {
 		n.known[box] = e
 	}
+}
+
+// unknown makes the next [Names.sync] read the directory. A write that failed may have been made: a name would otherwise stay taken by a box that
+// does not exist.
+func (n *Names) unknown() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.known = nil
 }
 
 // forget remembers that the directory does not have a box.
@@ -137,9 +147,7 @@ func (n *Names) Run(ctx context.Context) {
 // sync makes the directory agree with the boxes of this host. While this host is fenced it changes nothing.
 func (n *Names) sync(ctx context.Context) error {
 	if n.fleet.Fenced() {
-		n.mu.Lock()
-		n.known = nil
-		n.mu.Unlock()
+		n.unknown()
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
@@ -152,6 +160,9 @@ func (n *Names) sync(ctx context.Context) error {
 	n.mu.Lock()
 	known, pending := maps.Clone(n.known), maps.Clone(n.pending)
 	n.mu.Unlock()
+	if known == nil {
+		return nil // a claim had no answer in the meantime
+	}
 	have := n.boxes()
 	for _, box := range slices.Sorted(maps.Keys(known)) {
 		if _, ok := have[box]; ok || pending[box] {
@@ -201,11 +212,13 @@ func (n *Names) put(ctx context.Context, d directory.Directory, box string, e di
 	}
 	err := d.Put(ctx, box, e)
 	if !errors.Is(err, directory.ErrNameTaken) {
-		if err == nil {
-			n.forget(box)
-			n.note(box, e)
+		if err != nil {
+			n.unknown()
+			return err
 		}
-		return err
+		n.forget(box)
+		n.note(box, e)
+		return nil
 	}
 	n.log.Warn("another box of the fleet has the name of a box of this host, which is found by its ID only", zap.String("box", box), zap.String("name", e.Name))
 	n.mu.Lock()
@@ -213,6 +226,7 @@ func (n *Names) put(ctx context.Context, d directory.Directory, box string, e di
 	n.mu.Unlock()
 	e.Name = ""
 	if err := d.Put(ctx, box, e); err != nil {
+		n.unknown()
 		return err
 	}
 	n.note(box, e)
