@@ -44,23 +44,31 @@ func (a *API) servedElsewhere(w *rest.Writer, r *http.Request, pattern string) b
 	if !a.mayLeave(r) {
 		return false
 	}
-	fail := func(err error) { a.answers.Fail(w, r, err) }
-	_, path, _ := strings.Cut(pattern, " ")
-	if a.ids[pattern] == "createBox" {
-		return a.placed(w, r, fail)
-	}
-	if path != belowBox && !strings.HasPrefix(path, belowBox+"/") {
-		return false
-	}
-	id := segment(r, 3)
-	host, err := a.ownerOf(r.Context(), id)
-	if err == nil && host != "" {
-		err = leaves(r, a.ids[pattern], id)
-	}
+	host, err := a.hostFor(r, pattern)
 	if err != nil {
 		a.recordRefusal(r, pattern, err)
 	}
-	return a.forwarded(w, r, host, err, fail)
+	return a.forwarded(w, r, host, err, func(err error) { a.answers.Fail(w, r, err) })
+}
+
+// hostFor returns the other host that serves a request: the owner of its box, or the one that is chosen for a new box, if the caller asks for
+// that. It returns "" for a request that this host serves.
+func (a *API) hostFor(r *http.Request, pattern string) (host string, err error) {
+	_, path, _ := strings.Cut(pattern, " ")
+	switch {
+	case a.ids[pattern] == "createBox" && r.URL.Query().Get("placement") == boxes.PlacementSpread: // the endpoint refuses other values
+		if err := leaves(r, "createBox", ""); err != nil {
+			return "", err
+		}
+		return a.Elsewhere.Place(r.Context())
+	case path == belowBox || strings.HasPrefix(path, belowBox+"/"):
+		id := segment(r, 3)
+		if host, err = a.ownerOf(r.Context(), id); err == nil && host != "" {
+			err = leaves(r, a.ids[pattern], id)
+		}
+		return host, err
+	}
+	return "", nil
 }
 
 // forwarded sends a request to the other host that was found for it, or answers with err. It returns false without one: this host serves it.
@@ -74,20 +82,6 @@ func (a *API) forwarded(w http.ResponseWriter, r *http.Request, host string, err
 		a.Elsewhere.Forward(w, r, host, fail)
 	}
 	return true
-}
-
-// placed serves the creation of a box on the host that is chosen for it, if the caller asks for that.
-func (a *API) placed(w *rest.Writer, r *http.Request, fail func(error)) bool {
-	query := r.URL.Query()
-	if query.Get("placement") != boxes.PlacementSpread {
-		return false // other values are refused by the endpoint
-	}
-	err := leaves(r, "createBox", "")
-	var host string
-	if err == nil {
-		host, err = a.Elsewhere.Place(r.Context())
-	}
-	return a.forwarded(w, r, host, err, fail)
 }
 
 // mayLeave reports whether a request may be sent to another host: not if it came from one.

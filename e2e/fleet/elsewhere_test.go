@@ -351,7 +351,10 @@ func TestAttackKeyOfAnotherHost(t *testing.T) {
 		}
 	}
 	at, exec, dialect := [2]string{"GET", "/v2/box/" + box}, [2]string{"POST", "/v2/box/" + box + "/exec"}, [2]string{"GET", "/sandboxes/" + box}
-	attack(http.StatusForbidden, key("read-only"), exec)
+	attack(http.StatusForbidden, key("read-only"), exec, [2]string{"POST", "/v2/box?placement=spread"})
+	if text := j.must(a, 200, "GET", "/v2/audit", nil); !strings.Contains(text, `"route":"POST /v2/box","status":403`) {
+		t.Errorf("the audit trail lacks the refused creation: %s", text)
+	}
 	attack(http.StatusNotFound, key("box-creator"), at, exec, dialect)
 	attack(http.StatusUnauthorized, "wrong", at, exec, dialect)
 	attack(http.StatusOK, key("admin"), at, exec, dialect)         // the control
