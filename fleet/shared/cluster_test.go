@@ -26,7 +26,7 @@ func TestLeaderKilledDuringChanges(t *testing.T) {
 	change := func(ctx context.Context) (int64, error) {
 		call, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
-		return a.table.Change(call, Headers, func(objects map[string][]byte) error {
+		return a.table.Change(call, APIKeys, func(objects map[string][]byte) error {
 			n, _ := strconv.ParseInt(string(objects["n"]), 10, 64)
 			objects["n"] = strconv.AppendInt(nil, n+1, 10)
 			return nil
@@ -61,7 +61,7 @@ func TestLeaderKilledDuringChanges(t *testing.T) {
 	if err := one.AwaitAll(t.Context(), &a.acks, revision); err != nil || !two.Current() {
 		t.Errorf("the last change: %v", err)
 	}
-	now, err := b.table.list(t.Context(), Headers)
+	now, err := b.table.list(t.Context(), APIKeys)
 	n, _ := strconv.ParseInt(string(now["n"]), 10, 64)
 	if least := answered.Load() + 1; err != nil || n < least || n > least+open.Load() {
 		t.Errorf("%d changes are there, %d were answered and %d left open; %v", n, least, open.Load(), err)

@@ -1,4 +1,4 @@
-// Package shared has the objects that every host of a fleet has in force: its API keys, named policies and global header rules. They are in
+// Package shared has the objects that every host of a fleet has in force, such as its API keys. They are in
 // etcd below the watched prefix. Each change is one transaction. Each host applies them to its own tables ([Mirror]), and then
 // acknowledges the revision ([Acknowledgements]) outside of that prefix, so that a change can be answered when every host has it in force.
 package shared
@@ -21,15 +21,12 @@ import (
 // Kind is a kind of shared objects, and the name of their prefix.
 type Kind string
 
-// The kinds.
-const (
-	APIKeys  Kind = "keys"
-	Policies Kind = "policies"
-	Headers  Kind = "headers"
-)
+// APIKeys are the API keys of the fleet.
+const APIKeys Kind = "keys"
 
-// Kinds are all kinds.
-var Kinds = []Kind{APIKeys, Policies, Headers}
+// Kinds are all kinds. A host acknowledges what it has in force of these, so a fleet may only get a further one with the next
+// [fleet.Protocol].
+var Kinds = []Kind{APIKeys}
 
 // prefixOf is the prefix of the objects of a kind; it is watched.
 func prefixOf(k fleet.Keys, kind Kind) string { return k.Watched() + string(kind) + "/" }
