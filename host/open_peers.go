@@ -1,9 +1,89 @@
 package host
 
 import (
+	"context"
+	"net"
+	"net/http"
+	"sync/atomic"
+
+	"boxgate/api/server"
+	"boxgate/fleet/directory"
+	"boxgate/host/box"
+	"boxgate/host/peerapi"
 	"boxgate/host/peers"
 	"boxgate/ingress"
 )
+
+// peerAPI are the other hosts of the fleet. All methods may be called on nil, without a fleet.
+type peerAPI struct {
+	client *peerapi.Client
+	names  *peerapi.Names
+	server atomic.Pointer[http.Server] // of the calls of other hosts; nil: fleet.advertise is not set, or it is not served yet
+}
+
+// openPeerAPI makes the connections to other hosts, which are opened when they are used.
+func (p *parts) openPeerAPI() {
+	log := p.log.Named("fleet")
+	p.peerAPI = &peerAPI{client: peerapi.NewClient(p.fleet, log), names: peerapi.NewNames(p.fleet, p.directoryEntries, log)}
+}
+
+// directoryEntries returns the boxes of this host as the directory of the fleet has them.
+func (p *parts) directoryEntries() map[string]directory.Entry {
+	entries := map[string]directory.Entry{}
+	for _, b := range p.boxes.Unsorted() {
+		shown := b.Shown.Load()
+		entries[string(shown.ID)] = directory.Entry{Name: shown.Name, Labels: shown.Labels}
+	}
+	return entries
+}
+
+// fleetNames claims the names of boxes; nil without a fleet.
+func (p *parts) fleetNames() box.Names {
+	if p.peerAPI == nil {
+		return nil
+	}
+	return p.peerAPI.names
+}
+
+// elsewhere reaches the other hosts of the fleet; nil without a fleet.
+func (p *parts) elsewhere() server.Elsewhere {
+	if p.peerAPI == nil {
+		return nil
+	}
+	return p.peerAPI.client
+}
+
+// servePeerAPI serves the calls of other hosts, if fleet.advertise is set. They reach the admin API alone, not the dashboard.
+func (h *Host) servePeerAPI(run func(string, func() error), admin *server.API) {
+	p := h.parts
+	if p.peerAPI == nil || p.listeners.Fleet == nil {
+		return
+	}
+	tried := tryable(p.listeners.Fleet)
+	strangers := p.shares.Keyless(tried)
+	s := peerapi.NewServer(peerapi.ServerConfig{Fleet: p.fleet, API: h.turn.wrap(admin), Log: p.log.Named("fleet"), Known: func(c net.Conn) {
+		if secured, ok := c.(interface{ NetConn() net.Conn }); ok {
+			strangers.Known(secured.NetConn())
+		}
+	}})
+	s.TLSConfig = p.fleet.Peers().Server(p.fleet.Certificate)
+	s.TLSConfig.NextProtos = []string{"http/1.1"}
+	p.peerAPI.server.Store(s)
+	h.health.serving.add("fleet", tried, nil, func() (int, int) { return strangers.Held(), 0 })
+	run("other hosts of the fleet", func() error { return s.ServeTLS(strangers, "", "") })
+}
+
+// shutdown ends the server, after running calls have ended or drain is done, and the connections to other hosts.
+func (f *peerAPI) shutdown(drain context.Context) error {
+	if f == nil {
+		return nil
+	}
+	defer f.client.Close()
+	if s := f.server.Load(); s != nil {
+		return s.Shutdown(drain)
+	}
+	return nil
+}
 
 // peerPipesMost is the maximum number of pipes of connections that are passed on, two descriptors each.
 const peerPipesMost = 64

@@ -64,7 +64,7 @@ func MayElsewhere(ctx context.Context, route, box string) error {
 	return nil
 }
 
-// LooksLikeID reports whether a text has the form of the ID of a box: 16 hexadecimal digits, the first six of which are the ID of its host.
+// LooksLikeID reports whether a text has the form of a box ID: 16 hexadecimal digits, beginning with the six of its host's ID.
 func LooksLikeID(text string) bool {
 	if len(text) != 16 {
 		return false

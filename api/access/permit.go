@@ -87,8 +87,8 @@ type Secrets struct {
 	OfKey func(key, n string, host name.Pattern) (source, flaw string, found bool)
 }
 
-// Finder returns a function that finds the secrets that the rules of a request may refer to: those that its API key has stored and, for
-// admin keys, first the secrets of the operator's configuration. With other keys, a caller could have a secret sent to its own server and read it.
+// Finder returns a function that finds the secrets for the rules of a request: the stored secrets of its API key and, for admin keys, first
+// the secrets of the configuration. With other keys, a caller could have a secret sent to its own server and read it.
 func (s Secrets) Finder(ctx context.Context) rule.Finder {
 	caller := api.CallerOf(ctx)
 	configured := rule.Configured(func(n string) bool { return caller.Role == api.RoleAdmin && s.Has(n) })

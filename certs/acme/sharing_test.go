@@ -28,7 +28,7 @@ func newSharing(t *testing.T, dns string) *sharing {
 	return s
 }
 
-// start starts the hosts. Those that are served have these public URLs; -1: all.
+// start starts the hosts, which serve these public URLs; -1: all.
 func (s *sharing) start(t *testing.T, owner int, served ...string) (running []*runningHost) {
 	t.Helper()
 	for n, h := range s.hosts {

@@ -47,7 +47,7 @@ func TestLateHolder(t *testing.T) {
 	if err := certificate(t.Context(), a, "x", "late"); !errors.Is(err, ErrFenced) {
 		t.Errorf("a late holder stored a certificate: %v", err)
 	}
-	for _, ending := range setFiles { // as certmagic does after a failure; the first calls drop what was not written
+	for _, ending := range setFiles { // as certmagic does after a failure; files that were not written are dropped
 		for range 2 {
 			_ = a.Delete(t.Context(), "certificates/issuer/x/x"+ending)
 		}
@@ -158,7 +158,7 @@ func TestReadsEtcdAgain(t *testing.T) {
 	etcdtest.Until(t, "the other host reads it", func() bool { _, err := b.Load(t.Context(), "x"); return err == nil })
 }
 
-// TestFull: the number of files is bounded; those that exist may be replaced.
+// TestFull: the number of files is bounded; existing files may be replaced.
 func TestFull(t *testing.T) {
 	t.Parallel()
 	server, a, _ := started(t)

@@ -1,8 +1,8 @@
 // Package certstore has the certificates of a fleet's public URLs in etcd, as the storage of certmagic: one host obtains or renews a
 // certificate, and the others read it. Values are sealed to the members of the fleet.
 //
-// Each host keeps what it reads in a cache, which answers while etcd does not. Locks and changes need etcd: without it no certificate is
-// obtained or renewed.
+// Each host caches the certificates that it reads, and serves them from the cache if etcd does not answer. Locks and changes need etcd:
+// no certificate is obtained or renewed without it.
 package certstore
 
 import (
@@ -103,8 +103,8 @@ func check(key string) error {
 	return nil
 }
 
-// read asks etcd for ranges, and makes sure that it has this fleet and that its values can be opened. After a failure it does not ask for a while, so that handshakes do not
-// wait for etcd one after another.
+// read asks etcd for ranges, and verifies that they belong to this fleet and that their values can be opened. After a failure it fails
+// without asking for [awayTime], so that handshakes do not wait for etcd one after another.
 func (s *Store) read(ctx context.Context, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
 	if time.Now().UnixNano() < s.away.Load() {
 		return nil, fleet.ErrUnreachable

@@ -39,7 +39,7 @@ func withAddress(text []byte, address string) (string, error) {
 	return withField(text, "address", value)
 }
 
-// withField changes one field of a record, or removes it, and keeps the others, also those that a later version of boxgate has added.
+// withField changes one field of a record, or removes it, and keeps the others, including fields that a later version of boxgate has added.
 func withField(text []byte, field string, value json.RawMessage) (string, error) {
 	fields, err := fleet.Decode[map[string]json.RawMessage](text)
 	if err != nil {

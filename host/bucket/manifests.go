@@ -123,7 +123,7 @@ func (b *Bucket) Remove(ctx context.Context, id string) error {
 // errTooMany ends a listing that would take too much memory.
 var errTooMany = fmt.Errorf("the manifests in the snapshot store have more than %d bytes", maxManifests)
 
-// Manifests returns the manifests of all snapshots, and the number of those that cannot be read. It reads those that are new.
+// Manifests returns the manifests of all snapshots, and the number of unreadable ones. It downloads only new ones.
 func (b *Bucket) Manifests(ctx context.Context) (list []Manifest, unreadable int, err error) {
 	k, err := b.derived(ctx)
 	if err != nil {

@@ -26,7 +26,7 @@ type Fleet interface {
 // fenced reports whether the keys of the fleet must be refused.
 func (k *Service) fenced() bool { return k.fleet == nil || k.fleet.Fenced() }
 
-// editor changes the keys of the fleet, or those of this host.
+// editor returns the editor of the fleet's keys, or of this host's.
 func (k *Service) editor(ctx context.Context, fleet, everywhere bool) store.KeyEditor {
 	if !fleet {
 		return k.keys.KeyEditor

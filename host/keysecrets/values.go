@@ -52,7 +52,7 @@ type view struct {
 // entry is a secret of an API key.
 type entry struct {
 	store.KeySecret
-	hosts []name.Pattern // with ports; nil: those of the rules
+	hosts []name.Pattern // with ports; nil: the hosts of the rules
 }
 
 // Open reads the secrets of API keys, and deletes the secrets of keys that have ended.

@@ -185,7 +185,7 @@ func (s *Server) serve(c net.Conn) {
 	_, _ = io.Copy(&metered{c, s, &s.Received}, to)
 }
 
-// metered counts what is written, and ends all connections after CutAfter bytes.
+// metered counts the written bytes, and ends all connections after CutAfter bytes.
 type metered struct {
 	net.Conn
 	server *Server
