@@ -62,7 +62,7 @@ func (n *Node) Certificate() (*tls.Certificate, error) { return n.rotation.Certi
 
 // publish writes the address of the public URLs of this host into its record, if the directory has another one.
 func (n *Node) publish(ctx context.Context) error {
-	h, ok := n.hosts.get(n.Identity.Host)
+	h, ok := n.Member(n.Identity.Host)
 	var public []byte
 	if n.Ingress != "" {
 		public = n.agreements.own.Public()
@@ -70,5 +70,5 @@ func (n *Node) publish(ctx context.Context) error {
 	if !ok || !bytes.Equal(h.Key, n.fingerprint) || h.Ingress == n.Ingress && bytes.Equal(h.Agreement, public) {
 		return nil
 	}
-	return n.roster.SetIngress(ctx, n.Identity, n.Ingress, public)
+	return n.roster.SetIngress(ctx, n.Identity, n.Ingress, public, n.session.Guard)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"net/netip"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -73,10 +74,63 @@ func TestIngressOfOtherHosts(t *testing.T) {
 		_, reached := a.IngressOf("b1b2c3")
 		return !ok && !reached
 	})
-	if err := r.SetIngress(t.Context(), second, "192.0.2.9:443", nil); err == nil {
+	if err := r.SetIngress(t.Context(), second, "192.0.2.9:443", nil, b.session.Guard); err == nil {
 		t.Error("a host that left has an address again")
 	}
-	if err := r.SetIngress(context.Background(), first, "", nil); err != nil {
+	if err := r.SetIngress(context.Background(), first, "", nil, a.session.Guard); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestReplacedHostKeepsItsAddressToItself: a host that was replaced while it was cut off from etcd, such as a virtual machine that was paused,
+// does not lead the visitors of its successor to itself when it is back.
+func TestReplacedHostKeepsItsAddressToItself(t *testing.T) {
+	t.Parallel()
+	server, r, id := founded(t)
+	link := etcdtest.NewLink(t, server.Endpoint())
+	old, err := New(Config{
+		Access: fleet.Access{Endpoints: []string{link.Endpoint()}}, Fleet: "test", Identity: id, StateDir: t.TempDir(), Version: "v1", Boxes: func() int { return 0 },
+		Ingress: "192.0.2.1:443", Address: "192.0.2.1:8700", Log: zap.NewNop(), TTL: 2 * time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, old)
+	address := func() (ingress, calls string) {
+		text, _, err := fleet.Get(t.Context(), r.Client, fleet.KeysOf("test").Host(id.Host))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := fleet.Decode[fleet.Host](text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h.Ingress, h.Address
+	}
+	etcdtest.Until(t, "the host has published its addresses", func() bool {
+		ingress, calls := address()
+		return ingress == "192.0.2.1:443" && calls == "192.0.2.1:8700"
+	})
+	link.Cut()
+	etcdtest.Until(t, "the host is fenced", old.Fenced)
+	next := visited(t, server, id, "192.0.2.2:443")
+	etcdtest.Until(t, "the successor has published its address", func() bool {
+		ingress, _ := address()
+		return ingress == "192.0.2.2:443"
+	})
+	link.Heal()
+	etcdtest.Until(t, "the host that was replaced has followed the directory", func() bool {
+		h, ok := old.hosts.get(id.Host)
+		return ok && h.Ingress == "192.0.2.2:443"
+	})
+	for range 3 {
+		_ = old.publish(t.Context()) // may fail
+		_ = old.advertise(t.Context())
+	}
+	if ingress, calls := address(); ingress != "192.0.2.2:443" || calls == "192.0.2.1:8700" {
+		t.Errorf("visitors are led to %s, and calls to %q", ingress, calls)
+	}
+	if !old.Fenced() || next.Fenced() {
+		t.Error("the wrong one of the two is fenced")
 	}
 }

@@ -11,30 +11,16 @@ import (
 )
 
 // SetIngress sets the address of the public URLs of a member, and its key of agreements, for the other hosts. Without an address the record
-// has neither. Fields of the record that this version does not know are kept. It fails with [ErrNotMember] if the record belongs to another
-// membership.
-func (r Roster) SetIngress(ctx context.Context, id fleet.Identity, address string, agreement []byte) error {
-	key := r.keys().Host(id.Host)
-	for {
-		text, revision, err := fleet.Get(ctx, r.Client, key)
-		if err != nil {
-			return err
+// has neither. Fields of the record that this version does not know are kept. guard is as in [Roster.Advertise]: a host that was replaced by
+// another with its identity would otherwise lead the visitors of that one to itself. It fails with [ErrNotMember] if the record belongs to
+// another membership.
+func (r Roster) SetIngress(ctx context.Context, id fleet.Identity, address string, agreement []byte, guard func() clientv3.Cmp) error {
+	return r.change(ctx, id.Host, func(text []byte) (string, error) {
+		if !isOf(text, id) {
+			return "", ErrNotMember
 		}
-		if text == nil || !isOf(text, id) {
-			return ErrNotMember
-		}
-		changed, err := withIngress(text, address, agreement)
-		if err != nil || changed == string(text) {
-			return err
-		}
-		answer, err := r.Client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", revision)).Then(clientv3.OpPut(key, changed)).Commit()
-		if err != nil {
-			return fleet.Unreachable(ctx, err)
-		}
-		if answer.Succeeded {
-			return nil
-		}
-	}
+		return withIngress(text, address, agreement)
+	}, guard)
 }
 
 // withIngress returns the record of a host with other values of these fields.
