@@ -46,6 +46,16 @@ func (n *Node) Directory() directory.Directory {
 	return directory.Directory{Client: n.client, Keys: fleet.KeysOf(n.Fleet), Host: n.Identity.Host, Guard: n.session.Guard}
 }
 
+// Epoch identifies a time in which this host has held one lease and followed etcd without a gap. Between two of them, another history of etcd,
+// such as a restored backup, may have begun.
+type Epoch struct {
+	Lease    clientv3.LeaseID
+	Listings int // of the directory of hosts
+}
+
+// Epoch returns the present epoch.
+func (n *Node) Epoch() Epoch { return Epoch{n.session.Lease(), n.follower.State().Listings} }
+
 // maxPresences is the number of presences in one request.
 const maxPresences = 100
 

@@ -12,6 +12,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/fleet/directory"
+	"boxgate/fleet/node"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 )
@@ -23,12 +24,15 @@ const (
 	syncTimeout  = 30 * time.Second
 	// conflictEvery is the time between two attempts to claim the name of a box that another one has.
 	conflictEvery = time.Minute
+	// lateTime is longer than a member of etcd holds a write back whose client has given up.
+	lateTime = 30 * time.Second
 )
 
 // Directory is the part of the fleet that Names uses; implemented by [boxgate/fleet/node.Node].
 type Directory interface {
 	Directory() directory.Directory
 	Fenced() bool
+	Epoch() node.Epoch
 }
 
 // Names keeps the boxes of this host in the directory of the fleet. The name of a new box is claimed before the box is stored; everything else,
@@ -38,8 +42,11 @@ type Names struct {
 	boxes func() map[string]directory.Entry // the boxes of this host by ID
 	log   *zap.Logger
 
+	epoch node.Epoch // of known; used by sync alone
+
 	mu        sync.Mutex
 	known     map[string]directory.Entry // as the directory has them; nil: it must be read, as after the start, a fence, or a write without an answer
+	doubtful  time.Time                  // until then a write without an answer may still be made, and known is read each time
 	pending   map[string]bool            // claims of boxes that are not stored yet
 	conflicts map[string]time.Time       // boxes whose name another one has: when that was found
 }
@@ -76,7 +83,7 @@ func (n *Names) Claim(ctx context.Context, id policy.BoxID, name string, labels 
 		done()
 		return nil, api.Errorf(api.ErrConflict, "a box named %q exists already in the fleet", name)
 	}
-	n.unknown()
+	n.doubt()
 	if must {
 		done()
 		return nil, &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "the name of the box could not be claimed, and nothing was made: the directory of the fleet does not answer, or this host is cut off from it"}
@@ -94,12 +101,19 @@ func (n *Names) note(box string, e directory.Entry) {
 	}
 }
 
-// unknown makes the next [Names.sync] read the directory. A write that failed may have been made: a name would otherwise stay taken by a box that
-// does not exist.
+// unknown makes the next [Names.sync] read the directory.
 func (n *Names) unknown() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.known = nil
+}
+
+// doubt is [Names.unknown] after a write without an answer, which may have been made, or be made later: a name would otherwise stay taken by a
+// box that does not exist.
+func (n *Names) doubt() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.known, n.doubtful = nil, time.Now().Add(lateTime)
 }
 
 // forget remembers that the directory does not have a box.
@@ -150,6 +164,10 @@ func (n *Names) sync(ctx context.Context) error {
 		n.unknown()
 		return nil
 	}
+	if epoch := n.fleet.Epoch(); epoch != n.epoch { // also after a fence that was too short to be seen
+		n.unknown()
+		n.epoch = epoch
+	}
 	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
 	d := n.fleet.Directory()
@@ -187,7 +205,7 @@ func (n *Names) sync(ctx context.Context) error {
 // read reads the boxes of this host in the directory, unless they are known.
 func (n *Names) read(ctx context.Context, d directory.Directory) error {
 	n.mu.Lock()
-	done := n.known != nil
+	done := n.known != nil && time.Now().After(n.doubtful)
 	n.mu.Unlock()
 	if done {
 		return nil
@@ -213,7 +231,7 @@ func (n *Names) put(ctx context.Context, d directory.Directory, box string, e di
 	err := d.Put(ctx, box, e)
 	if !errors.Is(err, directory.ErrNameTaken) {
 		if err != nil {
-			n.unknown()
+			n.doubt()
 			return err
 		}
 		n.forget(box)
@@ -226,7 +244,7 @@ func (n *Names) put(ctx context.Context, d directory.Directory, box string, e di
 	n.mu.Unlock()
 	e.Name = ""
 	if err := d.Put(ctx, box, e); err != nil {
-		n.unknown()
+		n.doubt()
 		return err
 	}
 	n.note(box, e)

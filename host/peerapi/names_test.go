@@ -12,23 +12,34 @@ import (
 	"boxgate/fleet"
 	"boxgate/fleet/directory"
 	"boxgate/fleet/etcdtest"
+	"boxgate/fleet/node"
 )
 
 // hostDirectory is the directory of a host that is not fenced.
-type hostDirectory struct{ d directory.Directory }
+type hostDirectory struct {
+	d     directory.Directory
+	epoch *node.Epoch
+}
 
 func (d hostDirectory) Directory() directory.Directory { return d.d }
 func (hostDirectory) Fenced() bool                     { return false }
+func (d hostDirectory) Epoch() node.Epoch              { return *d.epoch }
+
+// unguarded returns the directory of a host that always has its lease.
+func unguarded(t *testing.T) directory.Directory {
+	t.Helper()
+	return directory.Directory{Client: etcdtest.Start(t).Client(), Keys: fleet.KeysOf("test"), Host: "aaaaaa", Guard: func() clientv3.Cmp {
+		return clientv3.Compare(clientv3.Version("unused"), "=", 0)
+	}}
+}
 
 // TestNamesWithoutBoxesAreFreed: a name that was claimed for a box which does not exist can be claimed again, whether the answer of the claim was
 // lost or the box was not stored. Names of boxes stay.
 func TestNamesWithoutBoxesAreFreed(t *testing.T) {
 	t.Parallel()
-	d := directory.Directory{Client: etcdtest.Start(t).Client(), Keys: fleet.KeysOf("test"), Host: "aaaaaa", Guard: func() clientv3.Cmp {
-		return clientv3.Compare(clientv3.Version("unused"), "=", 0)
-	}}
+	d := unguarded(t)
 	boxes := map[string]directory.Entry{"aaaaaa1": {Name: "web"}}
-	n := NewNames(hostDirectory{d}, func() map[string]directory.Entry { return boxes }, zap.NewNop())
+	n := NewNames(hostDirectory{d, new(node.Epoch)}, func() map[string]directory.Entry { return boxes }, zap.NewNop())
 	owner := func(name, want string) {
 		t.Helper()
 		if err := n.sync(t.Context()); err != nil {
@@ -49,6 +60,10 @@ func TestNamesWithoutBoxesAreFreed(t *testing.T) {
 		t.Fatal(err)
 	}
 	owner("lost", "")
+	if err := d.Put(t.Context(), "aaaaaa2", directory.Entry{Name: "lost"}); err != nil { // a member of etcd has held another attempt back
+		t.Fatal(err)
+	}
+	owner("lost", "")
 
 	done, err := n.Claim(t.Context(), "aaaaaa3", "late", nil, true)
 	if err != nil {
@@ -61,4 +76,39 @@ func TestNamesWithoutBoxesAreFreed(t *testing.T) {
 		t.Errorf("a name in use: %v", err)
 	}
 	owner("web", "aaaaaa1")
+}
+
+// TestNamesAfterALostLease: names that etcd has lost, as in a restored backup, are claimed again, also if the host was fenced for a moment only.
+// Another box that has got one meanwhile keeps it.
+func TestNamesAfterALostLease(t *testing.T) {
+	t.Parallel()
+	d := unguarded(t)
+	boxes := map[string]directory.Entry{"aaaaaa1": {Name: "web"}, "aaaaaa2": {Name: "db"}}
+	f := hostDirectory{d, new(node.Epoch)}
+	n := NewNames(f, func() map[string]directory.Entry { return boxes }, zap.NewNop())
+	sync := func(want map[string]string) {
+		t.Helper()
+		if err := n.sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for name, box := range want {
+			if got, _, err := d.Find(t.Context(), name); err != nil || got.Box != box {
+				t.Errorf("%s belongs to %q, want %q, %v", name, got.Box, box, err)
+			}
+		}
+	}
+	sync(map[string]string{"web": "aaaaaa1", "db": "aaaaaa2"})
+	for _, next := range []node.Epoch{{Lease: 7}, {Lease: 7, Listings: 1}} { // a lease that ended, and one that the backup has
+		if _, err := d.Client.Delete(t.Context(), d.Keys.Root(), clientv3.WithPrefix()); err != nil {
+			t.Fatal(err)
+		}
+		other := d
+		other.Host = "bbbbbb"
+		if err := other.Put(t.Context(), "bbbbbb1", directory.Entry{Name: "db"}); err != nil {
+			t.Fatal(err)
+		}
+		*f.epoch = next
+		clear(n.conflicts)
+		sync(map[string]string{"web": "aaaaaa1", "db": "bbbbbb1"})
+	}
 }
