@@ -3,6 +3,7 @@ package roster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -14,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"boxgate/fleet"
+	"boxgate/fleet/directory"
 	"boxgate/fleet/pki"
 	"boxgate/policy/name"
 )
@@ -262,7 +264,10 @@ func (r Roster) LeaveStopped(ctx context.Context, id fleet.Identity) error {
 		if err != nil {
 			return err
 		}
-		if text == nil || !isOf(text, id) {
+		switch {
+		case text == nil:
+			return cmp.Or(r.forget(ctx, id.Host), ErrNotMember)
+		case !isOf(text, id):
 			return ErrNotMember
 		}
 		answer, err := r.Client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(host), "=", revision), clientv3.Compare(clientv3.CreateRevision(present), "=", 0)).
@@ -271,7 +276,7 @@ func (r Roster) LeaveStopped(ctx context.Context, id fleet.Identity) error {
 		case err != nil:
 			return fleet.Unreachable(ctx, err)
 		case answer.Succeeded:
-			return nil
+			return r.forget(ctx, id.Host)
 		case rangeOf(answer, 0).Count > 0:
 			return ErrRunning
 		}
@@ -279,7 +284,7 @@ func (r Roster) LeaveStopped(ctx context.Context, id fleet.Identity) error {
 }
 
 // Leave ends the membership of a host: its records are deleted, and then its lease is revoked, so that a gateway that runs there is
-// fenced.
+// fenced. The names of its boxes are free afterwards. [ErrNotMember]: it has left; the rest of an earlier call is done.
 func (r Roster) Leave(ctx context.Context, host string) error {
 	k := r.keys()
 	answer, err := r.Client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(k.Host(host)), ">", 0)).
@@ -288,12 +293,24 @@ func (r Roster) Leave(ctx context.Context, host string) error {
 		return fleet.Unreachable(ctx, err)
 	}
 	if !answer.Succeeded {
-		return ErrNotMember
+		return cmp.Or(r.forget(ctx, host), ErrNotMember)
 	}
 	for _, kv := range rangeOf(answer, 0).Kvs {
 		if _, err := r.Client.Revoke(ctx, clientv3.LeaseID(kv.Lease)); err != nil {
 			return fmt.Errorf("the host left, but its lease goes on for up to its TTL: %w", fleet.Unreachable(ctx, err))
 		}
+	}
+	return r.forget(ctx, host)
+}
+
+// forget removes the boxes of a host that is no longer a member from the directory: nothing else would ever free their names. The boxes of a
+// member stay, also of one that joins meanwhile.
+func (r Roster) forget(ctx context.Context, host string) error {
+	d := directory.Directory{Client: r.Client, Keys: r.keys(), Host: host, Guard: func() clientv3.Cmp {
+		return clientv3.Compare(clientv3.CreateRevision(r.keys().Host(host)), "=", 0)
+	}}
+	if _, err := d.Reconcile(ctx, nil); err != nil && !errors.Is(err, directory.ErrFenced) {
+		return fmt.Errorf("the host left, but names of its boxes are not free yet; leave again with its ID: %w", err)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"boxgate/fleet"
+	"boxgate/fleet/directory"
 	"boxgate/fleet/etcdtest"
 	"boxgate/fleet/pki"
 	"boxgate/policy/name"
@@ -349,5 +351,61 @@ func TestUnreadableRecords(t *testing.T) {
 	}
 	if err := r.Leave(t.Context(), "111111"); err != nil {
 		t.Errorf("a host whose record cannot be read: %v", err)
+	}
+}
+
+// TestNamesOfAHostThatLeft: the names of its boxes are free, whichever way it left, and also if the command died in between. A host that has
+// joined again keeps its own.
+func TestNamesOfAHostThatLeft(t *testing.T) {
+	t.Parallel()
+	r, first := founded(t)
+	of := func(host string) directory.Directory {
+		return directory.Directory{Client: r.Client, Keys: r.keys(), Host: host, Guard: func() clientv3.Cmp { return clientv3.Compare(clientv3.CreateRevision(r.keys().Host(host)), ">", 0) }}
+	}
+	taken := func() (hosts []string) {
+		for _, name := range []string{"web", "db"} {
+			o, ok, err := of("a1b2c3").Find(t.Context(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ok {
+				hosts = append(hosts, o.Host)
+			}
+		}
+		return hosts
+	}
+	if err := of("a1b2c3").Put(t.Context(), "a1b2c31", directory.Entry{Name: "db"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, leave := range []func(fleet.Identity) error{
+		func(fleet.Identity) error { return r.Leave(t.Context(), "d4e5f6") },
+		func(id fleet.Identity) error { return r.LeaveStopped(t.Context(), id) },
+		func(fleet.Identity) error { // the command dies after the host has left; it is called again
+			_, err := r.Client.Delete(t.Context(), r.keys().Host("d4e5f6"))
+			if again := r.Leave(t.Context(), "d4e5f6"); !errors.Is(again, ErrNotMember) {
+				t.Error(again)
+			}
+			return err
+		},
+	} {
+		second, err := r.Join(t.Context(), machine("d4e5f6", "second"), token(t, r, first))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := of("d4e5f6").Put(t.Context(), "d4e5f61", directory.Entry{Name: "web", Labels: []string{"x"}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.forget(t.Context(), "d4e5f6"); err != nil || len(taken()) != 2 {
+			t.Errorf("the boxes of a member: %v, %v", taken(), err)
+		}
+		if err := leave(second); err != nil {
+			t.Fatal(err)
+		}
+		if hosts := taken(); !slices.Equal(hosts, []string{"a1b2c3"}) {
+			t.Errorf("names of %v are taken", hosts)
+		}
+		if left, err := of("d4e5f6").Boxes(t.Context(), "d4e5f6"); err != nil || len(left) > 0 {
+			t.Errorf("%v, %v", left, err)
+		}
 	}
 }

@@ -106,7 +106,7 @@ fleet/etcdtest: fleet internal/testnet
 fleet/member: fleet fleet/etcdtest internal/nightly internal/required
 fleet/node: policy fleet fleet/certstore fleet/directory fleet/etcdtest fleet/member fleet/pki fleet/roster fleet/shared fleet/watch internal/fault internal/required
 fleet/pki: policy
-fleet/roster: policy fleet fleet/etcdtest fleet/pki
+fleet/roster: policy fleet fleet/directory fleet/etcdtest fleet/pki
 fleet/shared: fleet fleet/etcdtest fleet/watch internal/nightly
 fleet/watch: fleet/etcdtest internal/nightly internal/required
 kube: policy policy/dialect policy/document internal/nightly internal/required internal/lazyregexp
