@@ -119,11 +119,20 @@ func (f *Follower) Hurry() {
 	}
 }
 
-// Current reports whether all changes before the last call of [Follower.Hurry] are applied.
+// Current reports whether all changes before the last call of [Follower.Hurry] are applied. It is also false while changes are known to be
+// missing, such as after a compaction, and if etcd has not confirmed the state for three times [Config.Check].
 func (f *Follower) Current() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.answered == f.asked
+	listed := f.state.Listings > 0
+	return f.answered == f.asked && !(listed && (!f.complete || time.Since(f.state.At) > 3*f.Check))
+}
+
+// hurried reports whether the user waits for changes before a call of [Follower.Hurry].
+func (f *Follower) hurried() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.answered != f.asked
 }
 
 // List makes the first listing, before [Follower.Run].
@@ -168,7 +177,7 @@ func (f *Follower) Run(ctx context.Context) {
 		case <-f.hurry:
 			wait = leastWait
 		}
-		if wait = min(2*wait, mostWait); !f.Current() {
+		if wait = min(2*wait, mostWait); f.hurried() {
 			wait = min(wait, hurriedWait)
 		}
 	}
@@ -294,7 +303,7 @@ func (f *Follower) watch(ctx context.Context) error {
 			}
 			again = time.After(askAgain)
 		case <-again:
-			if again = nil; f.Current() {
+			if again = nil; !f.hurried() {
 				continue
 			}
 			// A watch that was not open yet when it was asked does not answer.

@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"boxgate/fleet"
 	"boxgate/fleet/etcdtest"
 )
 
@@ -285,9 +286,35 @@ func TestTooManyKeys(t *testing.T) {
 	if !u.is(map[string]string{"/w/a": "1"}) {
 		t.Error("changes beyond the bound were reported")
 	}
+	if f.Current() {
+		t.Error("current, although changes are known to be missing")
+	}
 	if _, err := c.Delete(t.Context(), "/w/d"); err != nil {
 		t.Fatal(err)
 	}
 	put(t, c, "/w/a", "2")
 	etcdtest.Until(t, "the keys that fit", func() bool { return u.is(map[string]string{"/w/a": "2", "/w/b": "1", "/w/c": "1"}) })
+	etcdtest.Until(t, "the follower is current", f.Current)
+}
+
+// TestNoAnswerForLong: a follower that has not been able to compare itself with etcd for several intervals is not current until it has.
+func TestNoAnswerForLong(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	link := etcdtest.NewLink(t, server.Endpoint())
+	client, err := fleet.Dial(fleet.Access{Endpoints: []string{link.Endpoint()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	f, u := follow(t, client, nil)
+	etcdtest.Until(t, "the listing", func() bool { return f.State().Revision > 0 && f.Current() })
+	link.Cut()
+	etcdtest.Until(t, "the follower is not current", func() bool { return !f.Current() })
+	put(t, server.Client(), "/w/a", "1")
+	link.Heal()
+	etcdtest.Until(t, "the follower is current", f.Current)
+	if !u.is(map[string]string{"/w/a": "1"}) {
+		t.Error("current without the change")
+	}
 }

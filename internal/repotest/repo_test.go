@@ -108,7 +108,7 @@ fleet/node: policy fleet fleet/certstore fleet/directory fleet/etcdtest fleet/me
 fleet/pki: policy
 fleet/roster: policy fleet fleet/directory fleet/etcdtest fleet/pki
 fleet/shared: fleet fleet/etcdtest fleet/watch internal/nightly
-fleet/watch: fleet/etcdtest internal/nightly internal/required
+fleet/watch: fleet fleet/etcdtest internal/nightly internal/required
 kube: policy policy/dialect policy/document internal/nightly internal/required internal/lazyregexp
 ingress: policy audit internal/openid internal/peernet internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault internal/lazyregexp
