@@ -27,7 +27,7 @@ type Listed struct {
 // SilentHost is a host that did not answer, with its boxes in the directory.
 type SilentHost struct {
 	ID    string
-	Boxes []api.Box // IDs, names and labels only
+	Boxes []api.Box // IDs, names and labels only; none for callers who do not see all, see [SeesAll]
 }
 
 // SilentHeader is the header of a list of boxes with the IDs of the hosts that did not answer.
@@ -56,7 +56,7 @@ func (e *Endpoints) withOthers(w http.ResponseWriter, r *http.Request, own []box
 	for _, host := range listed.Silent {
 		silent = append(silent, host.ID)
 		for _, b := range host.Boxes {
-			if seesAll(caller) && len(filter.Metadata) == 0 && (filter.Label == "" || slices.Contains(b.Labels, filter.Label)) {
+			if SeesAll(caller) && len(filter.Metadata) == 0 && (filter.Label == "" || slices.Contains(b.Labels, filter.Label)) {
 				all = append(all, unreachableView{b.ID, api.CustomerID, b.Name, orEmpty(b.Labels), api.StatusUnreachable, host.ID})
 			}
 		}
@@ -68,8 +68,8 @@ func (e *Endpoints) withOthers(w http.ResponseWriter, r *http.Request, own []box
 	return all
 }
 
-// seesAll reports whether a caller sees the boxes of every creator.
-func seesAll(c api.Caller) bool { return c.Role == api.RoleAdmin || c.Role == api.RoleReader }
+// SeesAll reports whether a caller sees the boxes of every creator.
+func SeesAll(c api.Caller) bool { return c.Role == api.RoleAdmin || c.Role == api.RoleReader }
 
 // unreachableView is a box of a host that did not answer.
 type unreachableView struct {

@@ -1,11 +1,13 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"net/url"
 	"strings"
 
+	"boxgate/api"
 	"boxgate/api/access"
 	"boxgate/api/boxes"
 	"boxgate/api/e2b"
@@ -57,14 +59,17 @@ func (a *API) hostFor(r *http.Request, pattern string) (host string, err error) 
 	_, path, _ := strings.Cut(pattern, " ")
 	switch {
 	case a.ids[pattern] == "createBox" && r.URL.Query().Get("placement") == boxes.PlacementSpread: // the endpoint refuses other values
-		if err := leaves(r, "createBox", ""); err != nil {
+		if err := cmp.Or(access.MayElsewhere(r.Context(), "createBox", ""), leaves(r)); err != nil {
 			return "", err
 		}
 		return a.Elsewhere.Place(r.Context())
 	case path == belowBox || strings.HasPrefix(path, belowBox+"/"):
 		id := segment(r, 3)
+		if access.MayElsewhere(r.Context(), a.ids[pattern], id) != nil {
+			return "", nil // this host refuses it as well, without a look-up
+		}
 		if host, err = a.ownerOf(r.Context(), id); err == nil && host != "" {
-			err = leaves(r, a.ids[pattern], id)
+			err = leaves(r)
 		}
 		return host, err
 	}
@@ -90,14 +95,15 @@ func (a *API) mayLeave(r *http.Request) bool {
 }
 
 // errNoKeyElsewhere refuses a call for a box of another host by a caller whom that host cannot know.
-var errNoKeyElsewhere = problem.Refuse(http.StatusForbidden, "the box is on another host of the fleet, which needs an API key: the dashboard, and users of the admin socket without a key, reach the boxes of this host only")
+var errNoKeyElsewhere = problem.Refuse(http.StatusForbidden, "boxes of other hosts need an API key of the fleet: the operator's key, other keys of this host alone, the dashboard, and users of the admin socket without a key reach the boxes of this host only")
 
-// leaves returns an error unless a request may be sent to the host that has a box.
-func leaves(r *http.Request, route, box string) error {
-	if _, ok := access.ShownKey(r.Context()); !ok {
+// leaves returns an error unless a request may be sent to the host that has a box. A key of this host alone is not: it would be refused there,
+// and be known there.
+func leaves(r *http.Request) error {
+	if _, ok := access.ShownKey(r.Context()); !ok || !api.CallerOf(r.Context()).Fleet {
 		return errNoKeyElsewhere
 	}
-	return access.MayElsewhere(r.Context(), route, box)
+	return nil
 }
 
 // ownerOf returns the other host that has a box; "": this host serves the request. Boxes of this host, and snapshots of deleted ones, need no
@@ -109,7 +115,11 @@ func (a *API) ownerOf(ctx context.Context, id string) (host string, err error) {
 	if _, err := a.Boxes.Box(ctx, id); err == nil {
 		return "", nil
 	}
-	host, err = a.Elsewhere.Owner(ctx, id)
+	sought := id
+	if caller := api.CallerOf(ctx); caller.Role == api.RoleBox { // it sees no other box, so it need not know which names there are
+		sought = string(caller.Box)
+	}
+	host, err = a.Elsewhere.Owner(ctx, sought)
 	if err == nil {
 		return host, nil
 	}
@@ -145,9 +155,7 @@ func (d *dialect) controlElsewhere(w *rest.Writer, r, original *http.Request) bo
 	id := segment(r, strings.Count(before, "/")+1)
 	host, err := a.ownerOf(r.Context(), id)
 	if err == nil && host != "" {
-		if _, ok := access.ShownKey(r.Context()); !ok {
-			err = errNoKeyElsewhere
-		}
+		err = leaves(r)
 	}
 	if err != nil {
 		a.recordRefusal(r, d.control.Pattern(r), err)

@@ -26,6 +26,7 @@ import (
 	"boxgate/api/rest"
 	"boxgate/audit"
 	"boxgate/fleet"
+	"boxgate/fleet/directory"
 	"boxgate/fleet/node"
 )
 
@@ -44,6 +45,9 @@ const (
 // which only the owner can check, may use half of them.
 const mostStreams = 512
 
+// mostLookups bounds the looks into the directory at a time. Any key can ask for any name, and etcd must go on to renew the leases of the hosts.
+const mostLookups = 32
+
 // clientHeader is the request header with the address of the client, for the audit trail of the owner. It is read from other hosts only.
 const clientHeader = "Boxgate-Fleet-Client"
 
@@ -52,6 +56,8 @@ type Client struct {
 	fleet     *node.Node
 	log       *zap.Logger
 	transport *http.Transport
+	find      func(ctx context.Context, name string) (directory.Owner, bool, error)
+	lookups   chan struct{} // one element for each call of find
 
 	mu      sync.Mutex
 	streams map[string]int // by host
@@ -59,7 +65,10 @@ type Client struct {
 
 // NewClient returns a client without connections.
 func NewClient(f *node.Node, log *zap.Logger) *Client {
-	c := &Client{fleet: f, log: log, streams: map[string]int{}}
+	c := &Client{fleet: f, log: log, streams: map[string]int{}, lookups: make(chan struct{}, mostLookups)}
+	c.find = func(ctx context.Context, name string) (directory.Owner, bool, error) {
+		return f.Directory().Find(ctx, name)
+	}
 	c.transport = &http.Transport{
 		DialTLSContext: c.dial, DisableCompression: true, IdleConnTimeout: idleTimeout, MaxIdleConns: 1024, MaxIdleConnsPerHost: 64, MaxResponseHeaderBytes: 64 << 10,
 	}
@@ -138,9 +147,7 @@ func (c *Client) Owner(ctx context.Context, idOrName string) (host string, err e
 	if c.fleet.Fenced() {
 		return "", api.Errorf(api.ErrUnavailable, "no box of this host has the name %q, and the boxes of other hosts are not known: this host is cut off from its fleet", problem.Clip(idOrName))
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
-	defer cancel()
-	owner, ok, err := c.fleet.Directory().Find(ctx, idOrName)
+	owner, ok, err := c.lookUp(ctx, idOrName)
 	switch {
 	case err != nil:
 		return "", &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "no box of this host has the name, and the directory of the fleet does not answer"}
@@ -149,6 +156,19 @@ func (c *Client) Owner(ctx context.Context, idOrName string) (host string, err e
 	}
 	_, err = c.member(owner.Host)
 	return owner.Host, err
+}
+
+// lookUp finds the box with a name in the directory, after earlier look-ups.
+func (c *Client) lookUp(ctx context.Context, name string) (directory.Owner, bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	select {
+	case c.lookups <- struct{}{}:
+		defer func() { <-c.lookups }()
+		return c.find(ctx, name)
+	case <-ctx.Done():
+		return directory.Owner{}, false, ctx.Err()
+	}
 }
 
 // acquire takes one of the streams to a host, until release is called.
@@ -229,11 +249,11 @@ func unanswered(ctx context.Context, host string, err error) error {
 	return problem.Unreachable(host, "does not answer")
 }
 
-// address sends a request to a host. Host and Origin were checked where the request arrived.
+// address sends a request to a host. Host and Origin were checked where the request arrived. Cookies are for this host: the API uses none.
 func (c *Client) address(out, in *http.Request, h fleet.Host) {
 	out.URL.Scheme, out.URL.Host, out.Host, out.URL.RawQuery = "https", poolName(h), "localhost", in.URL.RawQuery
 	for name := range out.Header {
-		if name == "Origin" || strings.HasPrefix(name, "Sec-Fetch-") {
+		if name == "Origin" || name == "Cookie" || strings.HasPrefix(name, "Sec-Fetch-") {
 			out.Header.Del(name)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -65,10 +66,11 @@ func (l *listing) add(host string, list []json.RawMessage, size int, err error) 
 	l.out.Boxes = append(l.out.Boxes, list...)
 }
 
-// List implements [boxes.Others]. Callers without a key see the boxes of this host only.
+// List implements [boxes.Others]. Callers without a key of the fleet see the boxes of this host only.
 func (c *Client) List(ctx context.Context, query string) boxes.Listed {
 	key, ok := access.ShownKey(ctx)
-	if !ok {
+	caller := api.CallerOf(ctx)
+	if !ok || !caller.Fleet {
 		return boxes.Listed{}
 	}
 	asking, cancel := context.WithTimeout(ctx, listTimeout)
@@ -77,6 +79,9 @@ func (c *Client) List(ctx context.Context, query string) boxes.Listed {
 	var running sync.WaitGroup
 	free := make(chan struct{}, listAtOnce)
 	for _, h := range c.others() {
+		if caller.Role == api.RoleBox && !strings.HasPrefix(string(caller.Box), h.ID) {
+			continue // a box, which may have this key, must not cause calls to every host
+		}
 		running.Go(func() {
 			select {
 			case free <- struct{}{}:
@@ -97,7 +102,11 @@ func (c *Client) List(ctx context.Context, query string) boxes.Listed {
 	ctx, cancel = context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	for _, id := range all.silent {
-		all.out.Silent = append(all.out.Silent, boxes.SilentHost{ID: id, Boxes: c.listed(ctx, id)})
+		silent := boxes.SilentHost{ID: id}
+		if boxes.SeesAll(caller) {
+			silent.Boxes = c.listed(ctx, id)
+		}
+		all.out.Silent = append(all.out.Silent, silent)
 	}
 	return all.out
 }
