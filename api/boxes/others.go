@@ -27,7 +27,7 @@ type Listed struct {
 // SilentHost is a host that did not answer, with its boxes in the directory.
 type SilentHost struct {
 	ID    string
-	Boxes []api.Box // IDs, names and labels only; none for callers who do not see all, see [SeesAll]
+	Boxes []api.Box // IDs, names and labels only; empty unless the caller is of [SeesAll]
 }
 
 // SilentHeader is the header of a list of boxes with the IDs of the hosts that did not answer.

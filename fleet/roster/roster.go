@@ -31,6 +31,7 @@ func (r Roster) keys() fleet.Keys { return fleet.KeysOf(r.Name) }
 // Errors of a roster.
 var (
 	ErrFounded    = errors.New("the fleet exists already: on a member, make a token with `gateway fleet token`, and join with it")
+	ErrRests      = errors.New("etcd has keys of an earlier fleet of this name, whose API keys would be valid again: choose another fleet.name, or delete the keys with `etcdctl del --prefix`")
 	ErrNotFounded = errors.New("there is no fleet of this name in etcd: found it with `gateway fleet init`, or check fleet.name and fleet.endpoints")
 	ErrMember     = errors.New("a host with this ID is a member of the fleet already: each host needs its own state directory, not a copy")
 	ErrToken      = errors.New("the token is not valid any longer: it is for one host and one hour; make another with `gateway fleet token`")
@@ -76,7 +77,7 @@ func (r Roster) newMember(m Machine, founding string, authority []byte, key name
 	return out, err
 }
 
-// Init founds the fleet with this host as its first member. [ErrFounded]: the fleet exists.
+// Init founds the fleet with this host as its first member. [ErrFounded]: the fleet exists; [ErrRests]: keys of an earlier one do.
 func (r Roster) Init(ctx context.Context, m Machine) (fleet.Identity, error) {
 	authority, err := pki.NewAuthority(r.Name)
 	if err != nil {
@@ -101,15 +102,18 @@ func (r Roster) Init(ctx context.Context, m Machine) (fleet.Identity, error) {
 		return fleet.Identity{}, err
 	}
 	k := r.keys()
-	answer, err := r.Client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(k.Founding()), "=", 0)).
-		Then(clientv3.OpPut(k.Founding(), text), clientv3.OpPut(k.Host(m.ID), first.host), clientv3.OpPut(k.Wrap(m.ID), first.wrap)).Commit()
-	if err != nil {
+	answer, err := r.Client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(k.Root()), "=", 0).WithPrefix()).
+		Then(clientv3.OpPut(k.Founding(), text), clientv3.OpPut(k.Host(m.ID), first.host), clientv3.OpPut(k.Wrap(m.ID), first.wrap)).
+		Else(clientv3.OpGet(k.Founding(), clientv3.WithCountOnly())).Commit()
+	switch {
+	case err != nil:
 		return fleet.Identity{}, fleet.Unreachable(ctx, err)
+	case answer.Succeeded:
+		return first.identity, nil
+	case rangeOf(answer, 0).Count == 0:
+		return fleet.Identity{}, fmt.Errorf("%w %s", ErrRests, k.Root())
 	}
-	if !answer.Succeeded {
-		return fleet.Identity{}, ErrFounded
-	}
-	return first.identity, nil
+	return fleet.Identity{}, ErrFounded
 }
 
 // Founding reads the record of the fleet. [ErrNotFounded]: there is none; [ErrNewer]: this program does not know its protocol.
@@ -303,7 +307,7 @@ func (r Roster) Leave(ctx context.Context, host string) error {
 	return r.forget(ctx, host)
 }
 
-// forget removes the boxes of a host that is no longer a member from the directory: nothing else would ever free their names. The boxes of a
+// forget removes the boxes of a host that is no longer a member from the directory, and frees their names. The boxes of a
 // member stay, also of one that joins meanwhile.
 func (r Roster) forget(ctx context.Context, host string) error {
 	d := directory.Directory{Client: r.Client, Keys: r.keys(), Host: host, Guard: func() clientv3.Cmp {

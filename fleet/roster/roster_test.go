@@ -409,3 +409,29 @@ func TestNamesOfAHostThatLeft(t *testing.T) {
 		}
 	}
 }
+
+// TestAttackRestsOfAnEarlierFleet: a fleet is not founded on the keys of an earlier one, whose API keys would be valid in it.
+func TestAttackRestsOfAnEarlierFleet(t *testing.T) {
+	t.Parallel()
+	r, _ := founded(t)
+	k := r.keys()
+	if _, err := r.Client.Put(t.Context(), k.Watched()+"keys/00", `{"name": "old"}`); err != nil {
+		t.Fatal(err)
+	}
+	other := Roster{r.Client, "test-2"} // beside it in the order of keys
+	if _, err := other.Init(t.Context(), machine("a1b2c3", "first")); err != nil {
+		t.Error(err)
+	}
+	if _, err := r.Client.Delete(t.Context(), k.Founding()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Init(t.Context(), machine("ffffff", "x")); !errors.Is(err, ErrRests) || !strings.Contains(err.Error(), k.Root()) {
+		t.Error(err)
+	}
+	if _, err := r.Client.Delete(t.Context(), k.Root(), clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Init(t.Context(), machine("ffffff", "x")); err != nil {
+		t.Error(err)
+	}
+}

@@ -249,7 +249,7 @@ func unanswered(ctx context.Context, host string, err error) error {
 	return problem.Unreachable(host, "does not answer")
 }
 
-// address sends a request to a host. Host and Origin were checked where the request arrived. Cookies are for this host: the API uses none.
+// address sends a request to a host. Host and Origin were checked where the request arrived. Cookies are for this host alone.
 func (c *Client) address(out, in *http.Request, h fleet.Host) {
 	out.URL.Scheme, out.URL.Host, out.Host, out.URL.RawQuery = "https", poolName(h), "localhost", in.URL.RawQuery
 	for name := range out.Header {

@@ -45,8 +45,7 @@ func TestLooksIntoTheDirectoryAreFew(t *testing.T) {
 	}
 }
 
-// TestHeadersSentToAnotherHost: another host gets the key and the query as they are, and not what is meant for this host. It cannot be told another
-// way of the call than its own.
+// TestHeadersSentToAnotherHost: another host gets the key and the query as they are, without fields for this host, and with the true way of the call.
 func TestHeadersSentToAnotherHost(t *testing.T) {
 	t.Parallel()
 	c := NewClient(&node.Node{Config: node.Config{Identity: fleet.Identity{Host: "aaaaaa"}}}, zap.NewNop())
