@@ -223,3 +223,26 @@ func TestUnrelatedChangesAreNotAcknowledged(t *testing.T) {
 		t.Errorf("API keys were applied %d times", one.states)
 	}
 }
+
+// TestAcknowledgementsEndWithTheLease: a host that gives its lease up while it acknowledges leaves no acknowledgement behind. One would outlive
+// it, also into a restored history of etcd with lower revisions.
+func TestAcknowledgementsEndWithTheLease(t *testing.T) {
+	t.Parallel()
+	client := etcdtest.Start(t).Client()
+	a := newPeer(t, client, "aaaaaa")
+	lease := a.acks.Lease
+	a.acks.Lease = func() clientv3.LeaseID { return 0 }
+	if err := a.acks.Put(t.Context(), 7); !errors.Is(err, ErrFenced) {
+		t.Errorf("without a lease: %v", err)
+	}
+	a.acks.Lease = lease
+	if err := a.acks.Put(t.Context(), 8); err != nil {
+		t.Error(err)
+	}
+	if _, err := client.Revoke(t.Context(), a.lease); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := client.Get(t.Context(), a.acks.prefix(), clientv3.WithPrefix()); err != nil || len(left.Kvs) > 0 {
+		t.Errorf("%v, %v", left.Kvs, err)
+	}
+}

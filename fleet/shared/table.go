@@ -160,7 +160,11 @@ func (a *Acknowledgements) prefix() string { return a.Keys.Root() + "applied/" }
 
 // Put acknowledges that this host has all changes up to a revision in force.
 func (a *Acknowledgements) Put(ctx context.Context, revision int64) error {
-	answer, err := a.Client.Txn(ctx).If(a.Guard()).Then(clientv3.OpPut(a.prefix()+a.Host, strconv.FormatInt(revision, 10), clientv3.WithLease(a.Lease()))).Commit()
+	lease := a.Lease()
+	if lease == 0 { // given up since; etcd would keep the key without one
+		return ErrFenced
+	}
+	answer, err := a.Client.Txn(ctx).If(a.Guard()).Then(clientv3.OpPut(a.prefix()+a.Host, strconv.FormatInt(revision, 10), clientv3.WithLease(lease))).Commit()
 	if err != nil {
 		return fleet.Unreachable(ctx, err)
 	}
