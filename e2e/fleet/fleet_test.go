@@ -380,7 +380,7 @@ func TestNoFleetNothingOpened(t *testing.T) {
 	case <-ctx.Done():
 		t.Fatal("the gateway does not end")
 	}
-	for _, word := range []string{"etcd", "google.golang.org/grpc", "boxgate/fleet"} {
+	for _, word := range []string{"go.etcd.io/etcd", "google.golang.org/grpc", "boxgate/fleet"} {
 		if strings.Contains(w.LogText(), word) {
 			t.Errorf("a goroutine of %s", word)
 		}
