@@ -57,7 +57,8 @@ func (s studio) first(box string, a agent) {
 		if r.Key != realKey {
 			t.Errorf("the model received the key %q", r.Key)
 		}
-		if _, name, _ := strings.Cut(a.model, "/"); r.Model != name {
+		probe := a.host == bedrock && strings.HasSuffix(r.Path, "/invoke") // Claude Code looks there for other models
+		if _, name, _ := strings.Cut(a.model, "/"); r.Model != name && !probe {
 			t.Errorf("the model is %q", r.Model)
 		}
 		input, cached, output = input+r.Usage.Input, cached+r.Usage.Cached, output+r.Usage.Output
@@ -125,14 +126,14 @@ const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QD
 func (s studio) files(box string, a agent) {
 	s.models.Forget()
 	o := s.run(box, "model: say seen", map[string]any{"files": []map[string]string{
-		{"data": pixel, "media_type": "image/png", "filename": "a picture.png"}, {"data": "aGVsbG8=", "media_type": "text/plain", "filename": "../note.txt"},
+		{"data": pixel, "media_type": "image/png", "filename": "a picture.png"}, {"data": "YSBzaG9ydCB0ZXh0", "media_type": "text/plain", "filename": "../note.txt"},
 	}})
 	all := s.models.Requests()
 	if len(all) == 0 || o.done.Output != "seen" {
 		s.T.Fatalf("%+v", o)
 	}
 	last := all[len(all)-1]
-	if last.Images == 0 || !strings.Contains(strings.Join(last.Prompts, "\n"), "note.txt") {
+	if last.Images == 0 || !strings.Contains(strings.Join(last.Prompts, "\n"), "note.txt") || !strings.Contains(strings.Join(last.Prompts, "\n"), "a short text") {
 		s.T.Errorf("the model received %d pictures and %q", last.Images, last.Prompts)
 	}
 }

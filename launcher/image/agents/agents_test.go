@@ -2,6 +2,8 @@ package agents
 
 import (
 	"bytes"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -196,6 +198,40 @@ func TestConversationOfAnotherFolder(t *testing.T) {
 		if got := r.read("pwd"); got != elsewhere+"\n" || !strings.Contains(r.read("args"), session) || !strings.Contains(r.read("stdin"), "The working directory is "+r.dir) {
 			t.Errorf("%s runs in %q with %q, and reads %q", agent, got, r.read("args"), r.read("stdin"))
 		}
+	}
+}
+
+// TestShortTextsArePartOfThePrompt: a model that has one turn, and so no tool, still sees them. Other files are named.
+func TestShortTextsArePartOfThePrompt(t *testing.T) {
+	t.Parallel()
+	for _, agent := range []string{"claude-code", "codex"} {
+		t.Run(agent, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, agent)
+			var list []map[string]string
+			for name, data := range map[string]string{
+				"table.csv": "name,age\nCharlie,41\n", "long.txt": strings.Repeat("long text ", 7000), "latin.txt": "caf\xe9 latin", "zero.bin": "zero\x00byte",
+			} {
+				list = append(list, map[string]string{"data": base64.StdEncoding.EncodeToString([]byte(data)), "media_type": "application/octet-stream", "filename": name})
+			}
+			files, err := json.Marshal(list)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.write("files.json", string(files), 0o644)
+			r.run([]string{"PROMPT_FILES_PATH=" + filepath.Join(r.dir, "files.json")}, "-p", "the prompt", "--model", "custom", "--stream")
+			prompt := r.read("stdin")
+			for _, want := range []string{"the prompt", "Charlie,41", "table.csv", "long.txt", "latin.txt", "zero.bin"} {
+				if !strings.Contains(prompt, want) {
+					t.Errorf("%q is not in %q", want, prompt)
+				}
+			}
+			for _, not := range []string{"long text", "latin\\n", "zero\\u0000", "caf"} {
+				if strings.Contains(prompt, not) {
+					t.Errorf("%q is in %q", not, prompt)
+				}
+			}
+		})
 	}
 }
 

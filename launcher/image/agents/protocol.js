@@ -220,6 +220,32 @@ function savedFiles(files) {
   });
 }
 
+const maxInlined = 64 << 10; // bytes of a prompt's files; a model with one turn left cannot read them by a tool
+
+// withFiles adds the files of the prompt to it: their paths, and the content of short text files.
+function withFiles(prompt, files) {
+  const paths = savedFiles(files);
+  let left = maxInlined;
+  const parts = files.flatMap((file, i) => {
+    const data = Buffer.from(file.data, "base64");
+    const text = data.length <= left ? textIn(data) : undefined;
+    if (text === undefined) return [];
+    left -= data.length;
+    return [`\n\nContent of ${paths[i]}:\n${text}`];
+  });
+  return paths.length ? `${prompt}\n\nAttached files: ${paths.join(", ")}${parts.join("")}` : prompt;
+}
+
+// textIn returns a text in UTF-8, or undefined for other data.
+function textIn(data) {
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(data);
+    return text.includes("\0") ? undefined : text;
+  } catch {
+    return undefined;
+  }
+}
+
 // withSchema adds the schema of the answer to a prompt, for CLIs that have no option for it.
 function withSchema(prompt, schema) {
   if (!schema) return prompt;
@@ -291,4 +317,4 @@ function finish(program, result) {
   process.exit(0);
 }
 
-module.exports = { placeholder, events, isOver, fail, readRun, modelOf, checkOptions, folderOf, from, temporary, savedFiles, withSchema, onlyJSON, run, finish };
+module.exports = { placeholder, events, isOver, fail, readRun, modelOf, checkOptions, folderOf, from, temporary, savedFiles, withFiles, withSchema, onlyJSON, run, finish };
