@@ -32,6 +32,8 @@ func TestTargets(t *testing.T) {
 		{ClaudeCode, "vercel/anthropic/claude-opus-4.7", "", "ai-gateway.vercel.sh", "Authorization=Bearer ", "https://ai-gateway.vercel.sh", "ANTHROPIC_AUTH_TOKEN ANTHROPIC_BASE_URL"},
 		{ClaudeCode, "own", "https://Models.Example.com:8443/v1", "models.example.com:8443", "X-Api-Key=", "https://Models.Example.com:8443/v1", "ANTHROPIC_API_KEY ANTHROPIC_BASE_URL"},
 		{ClaudeCode, "anthropic/x", "https://openrouter.ai/api", "openrouter.ai", "Authorization=Bearer ", "https://openrouter.ai/api", "ANTHROPIC_AUTH_TOKEN ANTHROPIC_BASE_URL"},
+		{ClaudeCode, "eu.anthropic.claude-x", "https://bedrock-runtime.eu-west-1.amazonaws.com", "bedrock-runtime.eu-west-1.amazonaws.com", "Authorization=Bearer ", "https://bedrock-runtime.eu-west-1.amazonaws.com", "ANTHROPIC_BEDROCK_BASE_URL AWS_BEARER_TOKEN_BEDROCK AWS_REGION CLAUDE_CODE_USE_BEDROCK"},
+		{ClaudeCode, "x", "https://bedrock-runtime.eu-west-1.amazonaws.com.example.com", "bedrock-runtime.eu-west-1.amazonaws.com.example.com", "X-Api-Key=", "https://bedrock-runtime.eu-west-1.amazonaws.com.example.com", "ANTHROPIC_API_KEY ANTHROPIC_BASE_URL"},
 		{Codex, "openai/gpt-5.3-codex", "", "api.openai.com", "Authorization=Bearer ", "", "CODEX_API_KEY OPENAI_API_KEY"},
 		{Codex, "openrouter/openai/o3", "", "openrouter.ai", "Authorization=Bearer ", "https://openrouter.ai/api/v1", "CODEX_API_KEY OPENAI_API_KEY OPENAI_BASE_URL"},
 		{Codex, "gpt", "https://acme.openai.azure.com/openai", "acme.openai.azure.com", "Api-Key=", "https://acme.openai.azure.com/openai", "CODEX_API_KEY OPENAI_API_KEY OPENAI_BASE_URL"},
@@ -52,7 +54,7 @@ func TestTargets(t *testing.T) {
 			t.Errorf("%s %s %s: %v %+v", tt.agent, tt.model, tt.base, ok, got)
 		}
 		for _, value := range got.Variables {
-			if value != Placeholder && value != got.BaseURL {
+			if value != Placeholder && value != got.BaseURL && value != "1" && value != "eu-west-1" {
 				t.Errorf("%s: a variable with %q", tt.model, value)
 			}
 		}
@@ -214,6 +216,7 @@ func TestMetersByPath(t *testing.T) {
 	for _, of := range []api.Hosted{
 		{Agent: ClaudeCode, Model: "openrouter/x"}, {Agent: Codex, Model: "openrouter/x"}, {Agent: OpenCode, Model: "openrouter/x"},
 		{Agent: Codex, Model: "openai/x", BaseURL: "https://openrouter.ai/api/v1"},
+		{Agent: ClaudeCode, Model: "anthropic.x", BaseURL: "https://bedrock-runtime.us-east-1.amazonaws.com"},
 	} {
 		var p problem.List
 		keys := NewKeys(&p, nil)
@@ -226,11 +229,15 @@ func TestMetersByPath(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		host, _ := name.Parse("openrouter.ai")
-		for path, want := range map[string]llm.Vendor{
+		at, paths := "openrouter.ai", map[string]llm.Vendor{
 			"/api/v1/messages": llm.Anthropic, "/api/v1/messages/count_tokens": llm.Anthropic, "/api/v1/chat/completions": llm.OpenAI, "/api/v1/responses": llm.OpenAI,
 			"/": llm.OpenAI,
-		} {
+		}
+		if strings.Contains(of.BaseURL, "bedrock") {
+			at, paths = HostOf(of.BaseURL), map[string]llm.Vendor{"/model/x/converse": llm.Bedrock, "/openai/v1/chat/completions": llm.OpenAI, "/openai": llm.Bedrock}
+		}
+		host, _ := name.Parse(at)
+		for path, want := range paths {
 			rule, _ := c.HeaderRule(policy.Request{Stage: policy.StageHTTP, Name: host, Port: 443, Protocol: policy.TCP, Method: "POST", Path: path})
 			if m := rule.OnRequests().Meter; m == nil || m.Vendor() != want {
 				t.Errorf("%+v: %s is metered as %+v, want %s", of, path, m, want)

@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"maps"
 	"net/url"
+	"regexp"
 	"strings"
 
 	"boxgate/api"
@@ -94,6 +95,17 @@ var providers = map[string]provider{
 // defaultProviders are the providers of models without one in their name.
 var defaultProviders = map[string]string{ClaudeCode: "anthropic", Codex: "openai", OpenCode: "opencode"}
 
+// bedrockHost matches the hosts of Amazon Bedrock, with their region.
+var bedrockHost = regexp.MustCompile(`^bedrock-runtime(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com$`)
+
+// bedrockRegion returns the region of a host of Amazon Bedrock, or "".
+func bedrockRegion(host string) string {
+	if m := bedrockHost.FindStringSubmatch(host); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
 // azureHosts are the suffixes of hosts that expect the key in the field api-key.
 var azureHosts = []string{".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com"}
 
@@ -152,6 +164,9 @@ func meterAt(host string) (llm.Vendor, []llm.PathMeter) {
 			return p.meter, p.others
 		}
 	}
+	if bedrockRegion(host) != "" {
+		return llm.Bedrock, []llm.PathMeter{{Prefix: "/openai/", Vendor: llm.OpenAI}}
+	}
 	return "", nil
 }
 
@@ -168,6 +183,9 @@ func fieldsAt(host, harness string, own map[string]string) map[string]string {
 			return map[string]string{"Api-Key": ""}
 		}
 	}
+	if bedrockRegion(host) != "" {
+		return maps.Clone(bearer)
+	}
 	switch {
 	case len(own) > 0:
 		return maps.Clone(own)
@@ -181,6 +199,12 @@ func fieldsAt(host, harness string, own map[string]string) map[string]string {
 func setVariables(t *Target, harness string, own []string) {
 	switch harness {
 	case ClaudeCode:
+		if region := bedrockRegion(t.Host); region != "" {
+			maps.Copy(t.Variables, map[string]string{
+				"CLAUDE_CODE_USE_BEDROCK": "1", "AWS_REGION": region, "AWS_BEARER_TOKEN_BEDROCK": Placeholder, "ANTHROPIC_BEDROCK_BASE_URL": t.BaseURL,
+			})
+			return
+		}
 		if _, isBearer := t.Fields["Authorization"]; isBearer {
 			t.Variables["ANTHROPIC_AUTH_TOKEN"] = Placeholder
 		} else {

@@ -15,10 +15,11 @@ const (
 	Anthropic Vendor = "anthropic" // Messages
 	OpenAI    Vendor = "openai"    // Chat Completions, Responses, Embeddings, and the many servers that speak them
 	Google    Vendor = "google"    // generateContent and streamGenerateContent of Gemini
+	Bedrock   Vendor = "bedrock"   // Converse of Amazon Bedrock, and Anthropic's Messages by its InvokeModel
 )
 
 // Vendors returns all vendors, in the order of documentation.
-func Vendors() []Vendor { return []Vendor{Anthropic, OpenAI, Google} }
+func Vendors() []Vendor { return []Vendor{Anthropic, OpenAI, Google, Bedrock} }
 
 // Usage counts the tokens of one request, as its vendor reports them.
 type Usage struct {

@@ -36,11 +36,18 @@ var agents = []agent{
 	{"codex", "openai/gpt-5.3-codex", "api.openai.com"},
 	{"opencode", "anthropic/claude-sonnet-4-5", "api.anthropic.com"},
 	{"opencode", "openai/gpt-5", "api.openai.com"},
+	{"claude-code", "anthropic/eu.anthropic.claude-sonnet-4-5-v1:0", bedrock},
 }
+
+// bedrock is the host of Amazon Bedrock.
+const bedrock = "bedrock-runtime.eu-west-1.amazonaws.com"
 
 // String names the agent and its vendor.
 func (a agent) String() string {
 	vendor, _, _ := strings.Cut(a.model, "/")
+	if a.host == bedrock {
+		vendor += " at Bedrock"
+	}
 	return a.name + " with " + vendor
 }
 
@@ -56,7 +63,7 @@ func newStudio(t *testing.T) studio {
 		input, output := inputPrice, outputPrice
 		c.Prices = config.Prices{"*": {Input: &input, Output: &output}}
 	}), &models.Server{Key: realKey}}
-	for host, addr := range map[string]string{"api.anthropic.com": "198.51.100.201", "api.openai.com": "198.51.100.202"} {
+	for host, addr := range map[string]string{"api.anthropic.com": "198.51.100.201", "api.openai.com": "198.51.100.202", bedrock: "198.51.100.203"} {
 		if err := s.Net.AddHost(host, addr); err != nil {
 			t.Fatal(err)
 		}
@@ -77,6 +84,9 @@ func (s studio) box(a agent, key string) string {
 func (s studio) boxWith(a agent, key string, fields map[string]any) string {
 	s.T.Helper()
 	fields["agent"], fields["model"], fields["agent_api_key"], fields["network_policy"] = a.name, a.model, key, harness.Custom(a.host)
+	if a.host == bedrock {
+		fields["agent_base_url"] = "https://" + bedrock
+	}
 	return s.Create(fields)
 }
 

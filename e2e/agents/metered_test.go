@@ -44,7 +44,7 @@ func (s studio) reported(a agent) (answers, input, output int, usd float64) {
 		}
 		answers, input, output = answers+1, input+r.Usage.Input, output+r.Usage.Output
 		usd += (float64(r.Usage.Input)*inputPrice.Float() + float64(r.Usage.Output)*outputPrice.Float()) / 1e6
-		if a.host == "api.anthropic.com" { // others do not report tokens written to a cache
+		if a.host != "api.openai.com" { // others do not report tokens written to a cache
 			usd += float64(r.Usage.Written) * inputPrice.Float() / 1e6
 		}
 	}

@@ -22,6 +22,12 @@ func (r *request) addsInput(place []byte, kind byte, text []byte) bool {
 	if kind == 'n' || kind == 'f' {
 		return false
 	}
+	if r.vendor == llm.Bedrock {
+		if string(place) == "toolConfig/tools/[]/systemTool" || string(place) == "promptVariables" {
+			return true
+		}
+		place = bytes.TrimPrefix(place, []byte("additionalModelRequestFields/")) // members of the model's own API
+	}
 	if bytes.IndexByte(place, '/') < 0 {
 		return slices.Contains(stored, bare(string(place))) || kind == '{' && string(place) == "prompt"
 	}
@@ -42,9 +48,12 @@ var references = [][]byte{
 }
 
 // refersBy implements [refers].
-func (*request) refersBy(key []byte) bool {
-	for _, r := range references {
-		if len(r) == len(key) && bytes.EqualFold(r, key) {
+func (r *request) refersBy(key []byte) bool {
+	if r.vendor == llm.Bedrock && string(key) == "uri" { // of an object in S3
+		return true
+	}
+	for _, known := range references {
+		if len(known) == len(key) && bytes.EqualFold(known, key) {
 			return true
 		}
 	}

@@ -36,10 +36,16 @@ var endpoints = map[llm.Vendor][]endpoint{
 	llm.Google: {
 		{":generateContent", Asks}, {":streamGenerateContent", Asks}, {":embedContent", Asks}, {":batchEmbedContents", Asks}, {":countTokens", Free},
 	},
+	llm.Bedrock: {
+		{"/invoke", Asks}, {"/invoke-with-response-stream", Asks}, {"/converse", Asks}, {"/converse-stream", Asks}, {"/count-tokens", Free},
+	},
 }
 
 // EndpointOf returns the use of a path, which has no query. Paths that servers may read differently are unknown.
 func EndpointOf(v llm.Vendor, path string) Endpoint {
+	if v == llm.Bedrock {
+		path = bedrockPath(path)
+	}
 	if !plainPath(path) {
 		return Unknown
 	}
@@ -65,6 +71,24 @@ func plainPath(path string) bool {
 		return !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("/-._~:@", c))
 	})
 }
+
+// bedrockPath returns a path of Amazon Bedrock, /model/NAME/CALL, with the name as its server reads it: clients escape the colon, and the
+// slash of an ARN. Other escapes stay, so that the path is not plain. The result is "" for a call of a model without Anthropic's API.
+func bedrockPath(path string) string {
+	before, rest, ok := strings.Cut(path, "/model/")
+	last := strings.LastIndexByte(rest, '/')
+	if !ok || last < 0 || strings.Contains(rest[:last], "/") || strings.Contains(rest[:last], "%25") {
+		return ""
+	}
+	name, call := escapes.Replace(rest[:last]), rest[last:]
+	if strings.HasPrefix(call, "/invoke") && !strings.Contains(name, "anthropic.") {
+		return ""
+	}
+	return before + "/model/" + name + call
+}
+
+// escapes are the escapes in names of models at Amazon Bedrock.
+var escapes = strings.NewReplacer("%3A", ":", "%3a", ":", "%2F", "/", "%2f", "/")
 
 // Asked is a request to a model as it will be sent.
 type Asked struct {
@@ -104,6 +128,9 @@ func ReadCall(v llm.Vendor, path, query string, body []byte) (*Asked, error) {
 	}
 	if v == llm.Google && narrowsResponse(query) {
 		return nil, ErrQuery
+	}
+	if v == llm.Bedrock {
+		path = bedrockPath(path)
 	}
 	r := request{vendor: v, path: path, seen: map[string]bool{}}
 	s := scanner{to: &r, refers: &r}
@@ -175,6 +202,12 @@ var knownKeys = map[llm.Vendor]map[string][]string{
 		"generationConfig":  {"maxOutputTokens", "max_output_tokens", "candidateCount", "candidate_count"},
 		"generation_config": {"maxOutputTokens", "max_output_tokens", "candidateCount", "candidate_count"},
 	},
+	llm.Bedrock: {
+		"":                             {"max_tokens", "inferenceConfig", "additionalModelRequestFields"},
+		"inferenceConfig":              {"maxTokens"},
+		"additionalModelRequestFields": {"max_tokens", "inferenceConfig"},
+		"additionalModelRequestFields/inferenceConfig": {"maxTokens", "max_new_tokens"},
+	},
 }
 
 // key implements [visitor].
@@ -184,7 +217,7 @@ func (r *request) key(place []byte) {
 		parent, key = key[:i], key[i+1:]
 	}
 	switch {
-	case parent == "tools/[]" && bare(key) == "model":
+	case (parent == "tools/[]" || parent == "additionalModelRequestFields/tools/[]") && bare(key) == "model":
 		r.flaw = ErrTool
 		return
 	case parent == "" && (bare(key) == "fallbacks" || bare(key) == "fallback"):
@@ -245,7 +278,9 @@ func (r *request) value(place []byte, kind byte, text []byte, cut bool) {
 	case "models/[]":
 		r.fallback(kind, text, cut)
 	case "max_tokens", "max_completion_tokens", "max_output_tokens", "generationConfig/maxOutputTokens", "generationConfig/max_output_tokens",
-		"generation_config/maxOutputTokens", "generation_config/max_output_tokens":
+		"generation_config/maxOutputTokens", "generation_config/max_output_tokens", "inferenceConfig/maxTokens",
+		"additionalModelRequestFields/max_tokens", "additionalModelRequestFields/inferenceConfig/maxTokens",
+		"additionalModelRequestFields/inferenceConfig/max_new_tokens":
 		if n := r.number(kind, text, mostMax); r.heeds(string(place)) {
 			r.max = max(r.max, n)
 		}
@@ -256,8 +291,8 @@ func (r *request) value(place []byte, kind byte, text []byte, cut bool) {
 	case "n", "best_of", "generationConfig/candidateCount", "generationConfig/candidate_count", "generation_config/candidateCount",
 		"generation_config/candidate_count":
 		r.answers = max(r.answers, r.number(kind, text, mostAnswers))
-	case "generationConfig", "generation_config":
-		if r.vendor == llm.Google && kind != '{' && kind != 'n' {
+	case "generationConfig", "generation_config", "inferenceConfig", "additionalModelRequestFields", "additionalModelRequestFields/inferenceConfig":
+		if (r.vendor == llm.Google || r.vendor == llm.Bedrock) && kind != '{' && kind != 'n' {
 			r.flaw = ErrMax
 		}
 	case "background":
@@ -269,7 +304,12 @@ func (r *request) value(place []byte, kind byte, text []byte, cut bool) {
 
 // heeds reports whether the endpoint limits its answers by a member of the document. Many servers leave out members that they do not know.
 func (r *request) heeds(member string) bool {
-	if r.vendor != llm.OpenAI {
+	switch {
+	case r.vendor == llm.Bedrock && strings.Contains(r.path, "/invoke"):
+		return member == "max_tokens"
+	case r.vendor == llm.Bedrock:
+		return strings.Contains(member, "/")
+	case r.vendor != llm.OpenAI:
 		return true
 	}
 	if strings.HasSuffix(r.path, "/completions") {
@@ -341,6 +381,11 @@ func (r *request) most() uint64 {
 // models sets the models of a request, which some vendors name in the path.
 func (r *request) models(asked *Asked, path string) error {
 	inPath := pathModel(path)
+	if r.vendor == llm.Bedrock {
+		_, rest, _ := strings.Cut(path, "/model/")
+		inPath, r.hasModel = rest[:strings.LastIndexByte(rest, '/')], false
+		asked.Adds = asked.Adds || strings.Contains(inPath, ":prompt/") // a stored one
+	}
 	asked.Others = strings.Join(r.fallbacks, " ")
 	switch {
 	case inPath != "" && r.vendor == llm.Google:

@@ -13,6 +13,7 @@ import (
 const (
 	messages = "/v1/messages"
 	chat     = "/v1/chat/completions"
+	converse = "/model/anthropic.claude-x/converse"
 	gemini   = "/v1beta/models/gemini-x:generateContent"
 )
 
@@ -40,6 +41,11 @@ func TestCalls(t *testing.T) {
 		{llm.Google, gemini, `{"contents":[{"parts":[{"text":"generationConfig"}]}],"generationConfig":{"maxOutputTokens":9,"candidateCount":2}}`, "gemini-x", 18, nil},
 		{llm.Google, gemini, `{"generation_config":{"max_output_tokens":9}}`, "gemini-x", 9, nil},
 		{llm.Google, gemini, `{"model":"models/gemini-x"}`, "gemini-x", 0, nil},
+		{llm.Bedrock, "/model/us.anthropic.claude-x-v1%3A0/invoke-with-response-stream", `{"max_tokens":100,"messages":[]}`, "us.anthropic.claude-x-v1:0", 100, nil},
+		{llm.Bedrock, "/model/anthropic.claude-x/invoke", `{"max_tokens":100,"model":"other","inferenceConfig":{"maxTokens":5}}`, "anthropic.claude-x", 100, nil},
+		{llm.Bedrock, "/bedrock/model/amazon.nova/converse", `{"max_tokens":5,"inferenceConfig":{"maxTokens":7}}`, "amazon.nova", 7, nil},
+		{llm.Bedrock, "/model/amazon.nova/converse-stream", `{"additionalModelRequestFields":{"max_tokens":9,"inferenceConfig":{"max_new_tokens":8}}}`, "amazon.nova", 9, nil},
+		{llm.Bedrock, "/model/arn:aws:bedrock:eu-west-1:1:inference-profile%2Fmine/converse", `{}`, "arn:aws:bedrock:eu-west-1:1:inference-profile/mine", 0, nil},
 		// Each prompt of a list is answered.
 		{llm.OpenAI, "/v1/completions", `{"model":"gpt-x","max_tokens":10,"prompt":["a","b","c"]}`, "gpt-x", 30, nil},
 		{llm.OpenAI, "/v1/completions", `{"model":"gpt-x","max_tokens":10,"n":2,"prompt":[[1,2],[3]]}`, "gpt-x", 40, nil},
@@ -172,6 +178,13 @@ func TestInputThatTheVendorAdds(t *testing.T) {
 		{llm.Google, gemini, `{"cachedContent":"cachedContents/x"}`, true},
 		{llm.Google, gemini, `{"tools":[{"functionDeclarations":[]}]}`, false},
 		{llm.Google, gemini, `{"tools":[{"urlContext":{}}]}`, true},
+		{llm.Bedrock, converse, `{"messages":[{"content":[{"document":{"source":{"s3Location":{"uri":"s3://x"}}}}]}]}`, true},
+		{llm.Bedrock, converse, `{"promptVariables":{"a":{"text":"b"}}}`, true},
+		{llm.Bedrock, "/model/arn%3Aaws%3Abedrock%3Aeu-west-1%3A1%3Aprompt%2FX/converse", `{}`, true},
+		{llm.Bedrock, converse, `{"toolConfig":{"tools":[{"systemTool":{"name":"nova_grounding"}}]}}`, true},
+		{llm.Bedrock, converse, `{"toolConfig":{"tools":[{"toolSpec":{"name":"x"}}]}}`, false},
+		{llm.Bedrock, converse, `{"additionalModelRequestFields":{"tools":[{"type":"web_search_20250305"}]}}`, true},
+		{llm.Bedrock, converse, `{"additionalModelRequestFields":{"tools":[{"type":"computer_20250124"}]}}`, false},
 	} {
 		got, err := ReadCall(c.vendor, c.path, "", []byte(c.body))
 		if err != nil || got.Adds != c.adds {
@@ -196,6 +209,10 @@ func TestEndpoints(t *testing.T) {
 		"openai /v1/responses/resp_1/cancel": Unknown, "openai /v1/batches": Unknown, "openai /v1/images/generations": Unknown, "openai /v1/moderations": Free,
 		"google /v1beta/models/g:generateContent": Asks, "google /v1beta/models/g:streamGenerateContent": Asks, "google /v1beta/models/g:countTokens": Free,
 		"google /v1beta/models/g:batchGenerateContent": Unknown, "google /v1beta/models/g:predictLongRunning": Unknown, "google /v1beta/cachedContents": Unknown,
+		"bedrock /model/m/converse": Asks, "bedrock /model/m%3A0/converse-stream": Asks, "bedrock /model/anthropic.m/invoke": Asks, "bedrock /model/m/count-tokens": Free,
+		"bedrock /model/meta.llama/invoke": Unknown, "bedrock /model/m/invoke-with-bidirectional-stream": Unknown, "bedrock /model/m/async-invoke": Unknown,
+		"bedrock /model/m%253A0/converse": Unknown, "bedrock /model/a/b/converse": Unknown, "bedrock /model/a%2F..%2Fb/converse": Unknown, "bedrock /model/%6d/converse": Unknown,
+		"bedrock /model//converse": Unknown, "bedrock /converse": Unknown, "bedrock /guardrail/g/version/1/apply": Unknown, "bedrock /model/m%3b/converse": Unknown,
 	} {
 		vendor, path, _ := strings.Cut(path, " ")
 		if got := EndpointOf(llm.Vendor(vendor), path); got != want {
@@ -212,9 +229,14 @@ func TestRefusals(t *testing.T) {
 		llm.OpenAI:    `{"error":{"code":"insufficient_quota","message":"over \"it\"","param":null,"type":"insufficient_quota"}}`,
 		llm.Google: `{"error":{"code":429,"details":[{"@type":"type.googleapis.com/google.rpc.ErrorInfo","domain":"boxgate","reason":"MODEL_BUDGET"}],` +
 			`"message":"over \"it\"","status":"RESOURCE_EXHAUSTED"}}`,
+		llm.Bedrock: `{"message":"over \"it\""}`,
 	} {
 		if got := strings.TrimSpace(string(Refusal(vendor, 429, "model_budget", `over "it"`))); got != want {
 			t.Errorf("%s: %s", vendor, got)
+		}
+		fields := RefusalFields(vendor, 429)
+		if want := [][2]string{{"X-Amzn-Errortype", "ThrottlingException"}}; vendor == llm.Bedrock && !slices.Equal(fields, want) || vendor != llm.Bedrock && fields != nil {
+			t.Errorf("%s: %v", vendor, fields)
 		}
 		for _, status := range []int{400, 403, 413} {
 			if !json.Valid(Refusal(vendor, status, "model_denied", "no")) {

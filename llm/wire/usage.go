@@ -15,6 +15,7 @@ type Reader struct {
 	call   llm.Call
 	scan   scanner
 	stream events
+	frames frames
 	form   form
 
 	model   string
@@ -53,6 +54,7 @@ const (
 	formUnknown form = iota
 	formDocument
 	formEvents
+	formFrames
 )
 
 // NewReader returns a reader for the response to a call, whose status is below 400.
@@ -60,6 +62,7 @@ func NewReader(c llm.Call) *Reader {
 	r := &Reader{call: c}
 	r.scan.to = r
 	r.stream.to, r.stream.ended = &r.scan, r.endEvent
+	r.frames.payload = r.endFrame
 	return r
 }
 
@@ -71,15 +74,22 @@ func (r *Reader) Feed(p []byte) {
 			return
 		}
 	}
-	if r.form == formDocument {
+	switch r.form {
+	case formDocument:
 		r.scan.feed(p)
-	} else {
+	case formFrames:
+		r.frames.feed(p)
+	default:
 		r.stream.feed(p)
 	}
 }
 
 // findForm finds the form by the first byte that is not white space.
 func (r *Reader) findForm(p []byte) []byte {
+	if len(p) > 0 && r.call.Vendor == llm.Bedrock && p[0] != '{' {
+		r.form = formFrames
+		return p
+	}
 	for i, c := range p {
 		switch c {
 		case ' ', '\t', '\r', '\n':
@@ -101,8 +111,11 @@ func (r *Reader) Result(clean bool) (u llm.Usage, model string, complete bool) {
 		r.stream.end() // the last event may lack its empty line
 	}
 	ended := r.last || clean
-	if r.form == formDocument {
+	switch r.form {
+	case formDocument:
 		ended = r.scan.whole()
+	case formFrames:
+		ended = r.last || clean && r.frames.between()
 	}
 	complete = r.final && ended
 	if complete {
@@ -116,7 +129,7 @@ func (r *Reader) Result(clean bool) (u llm.Usage, model string, complete bool) {
 // usage returns the usage of reported numbers, in the form that is alike for all vendors.
 func (r *Reader) usage(c counts) llm.Usage {
 	u := llm.Usage{Input: c.input, Output: c.output, CacheRead: c.read, CacheWrite: c.written, Reasoning: c.thinking, Requests: 1}
-	if r.call.Vendor != llm.Anthropic {
+	if r.call.Vendor == llm.OpenAI || r.call.Vendor == llm.Google {
 		u.Input = less(c.input, c.read)
 	}
 	if r.call.Vendor == llm.OpenAI { // some servers report thinking in the total only
@@ -133,7 +146,7 @@ func (r *Reader) estimate(u *llm.Usage) {
 	if !r.some {
 		u.Input = EstimateInput(r.call)
 	}
-	if u.Output = max(u.Output, Estimate(r.scan.Text)); r.form == formEvents && !r.parsed {
+	if u.Output = max(u.Output, Estimate(r.scan.Text)); (r.form == formEvents || r.form == formFrames) && !r.parsed {
 		u.Output = max(u.Output, Estimate(r.bytes)) // it has another form
 	}
 }
@@ -174,7 +187,7 @@ func (r *Reader) key([]byte) {}
 
 // value implements [visitor].
 func (r *Reader) value(place []byte, kind byte, text []byte, cut bool) {
-	if r.form == formEvents && string(place) == "type" {
+	if r.form != formDocument && string(place) == "type" {
 		if r.kindLen = 0; kind == '"' && len(text) <= len(r.kind) {
 			r.kindLen = copy(r.kind[:], text)
 		}
@@ -185,6 +198,9 @@ func (r *Reader) value(place []byte, kind byte, text []byte, cut bool) {
 		r.anthropic(place, kind, text, cut)
 	case llm.Google:
 		r.google(place, kind, text, cut)
+	case llm.Bedrock:
+		r.anthropic(place, kind, text, cut)
+		r.converse(place, kind, text)
 	default:
 		r.openAI(place, kind, text, cut)
 	}
@@ -201,7 +217,7 @@ func within(place []byte, member string) (rest []byte, inside bool) {
 // anthropic reads Messages. message_start has the usage of the input, message_delta the whole, in each member that it has.
 func (r *Reader) anthropic(place []byte, kind byte, text []byte, cut bool) {
 	start := false
-	if r.form == formEvents {
+	if r.form != formDocument {
 		place, start = within(place, "message")
 	}
 	switch string(place) {
@@ -216,6 +232,22 @@ func (r *Reader) anthropic(place []byte, kind byte, text []byte, cut bool) {
 	case "usage/output_tokens":
 		if r.count(&r.now.output, kind, text) && !start {
 			r.final = true
+		}
+	}
+}
+
+// converse reads Converse and ConverseStream, whose last event has the usage.
+func (r *Reader) converse(place []byte, kind byte, text []byte) {
+	switch string(place) {
+	case "usage/inputTokens":
+		r.count(&r.now.input, kind, text)
+	case "usage/cacheReadInputTokens":
+		r.count(&r.now.read, kind, text)
+	case "usage/cacheWriteInputTokens":
+		r.count(&r.now.written, kind, text)
+	case "usage/outputTokens":
+		if r.count(&r.now.output, kind, text) {
+			r.final, r.last = true, r.form == formFrames
 		}
 	}
 }

@@ -1,8 +1,10 @@
 package wire
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"hash/crc32"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -37,6 +39,14 @@ func generate(r *rand.Rand, v llm.Vendor, events bool) response {
 	case v == llm.Anthropic:
 		g.u.CacheWrite = number()
 		g.anthropic()
+	case v == llm.Bedrock:
+		g.u.CacheWrite = number()
+		g.frames = events
+		if r.IntN(2) == 0 {
+			g.anthropic()
+		} else {
+			g.converse()
+		}
 	case v == llm.Google:
 		g.u.Reasoning = number()
 		g.u.Output += g.u.Reasoning
@@ -57,6 +67,8 @@ type generator struct {
 	tool   map[string]any
 	u      llm.Usage
 	events bool
+	frames bool // of events, in place of lines
+	plain  bool // frames have the events themselves, not in base64
 	out    strings.Builder
 }
 
@@ -74,8 +86,18 @@ func (g *generator) write(kind string, data object) {
 	if g.r.IntN(3) == 0 {
 		b = []byte(strings.ReplaceAll(string(b), `":`, "\" :\t"))
 	}
-	if !g.events {
+	switch {
+	case !g.events:
 		g.out.Write(b)
+		return
+	case g.frames && !g.plain:
+		if b, err = json.Marshal(object{"bytes": b, "p": "abcd"[:g.r.IntN(4)]}); err != nil {
+			panic(err)
+		}
+		kind = "chunk"
+		fallthrough
+	case g.frames:
+		g.out.Write(frame(kind, b))
 		return
 	}
 	end := []string{"\n", "\r\n", "\r"}[g.r.IntN(3)]
@@ -112,6 +134,37 @@ func (g *generator) anthropic() {
 	}
 	g.write("message_delta", object{"type": "message_delta", "delta": object{"stop_reason": "end_turn"}, "usage": late})
 	g.write("message_stop", object{"type": "message_stop"})
+}
+
+// frame returns a message of an event stream with a payload.
+func frame(kind string, payload []byte) []byte {
+	const name = ":event-type"
+	headers := append([]byte{byte(len(name))}, name...)
+	headers = binary.BigEndian.AppendUint16(append(headers, 7), uint16(len(kind))) // 7: a string
+	headers = append(headers, kind...)
+	out := binary.BigEndian.AppendUint32(nil, uint32(preludeSize+len(headers)+len(payload)+checksumSize))
+	out = binary.BigEndian.AppendUint32(out, uint32(len(headers)))
+	out = binary.BigEndian.AppendUint32(out, crc32.ChecksumIEEE(out))
+	out = append(append(out, headers...), payload...)
+	return binary.BigEndian.AppendUint32(out, crc32.ChecksumIEEE(out))
+}
+
+func (g *generator) converse() {
+	g.plain = true
+	usage := object{
+		"inputTokens": g.u.Input, "outputTokens": g.u.Output, "totalTokens": g.u.Input + g.u.Output, "cacheReadInputTokens": g.u.CacheRead, "cacheWriteInputTokens": g.u.CacheWrite,
+	}
+	content := []any{object{"text": g.text[0]}, object{"toolUse": object{"input": g.tool}}}
+	if !g.events {
+		g.write("", object{"output": object{"message": object{"content": content}}, "usage": usage, "metrics": object{"latencyMs": 1}})
+		return
+	}
+	g.write("messageStart", object{"role": "assistant", "p": "abc"})
+	for _, t := range g.text {
+		g.write("contentBlockDelta", object{"contentBlockIndex": 0, "delta": object{"text": t}})
+	}
+	g.write("messageStop", object{"stopReason": "end_turn"})
+	g.write("metadata", object{"usage": usage, "metrics": object{"latencyMs": 1}})
 }
 
 func (g *generator) chat() {
@@ -193,10 +246,10 @@ func TestUsageIsTheVendors(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range 1000 {
-		v := llm.Vendors()[i%3]
+		v := llm.Vendors()[i%len(llm.Vendors())]
 		res := generate(r, v, r.IntN(3) > 0)
 		check := func(how string, pieces ...string) {
-			if got, model, complete := read(v, true, pieces...); got != res.want || !complete || !strings.HasSuffix(model, "-x") {
+			if got, model, complete := read(v, true, pieces...); got != res.want || !complete || !strings.HasSuffix(model, "-x") && v != llm.Bedrock {
 				t.Fatalf("%d, %s, %s: %+v of %q, complete %v; want %+v\n%s", i, v, how, got, model, complete, res.want, res.body)
 			}
 		}
@@ -212,7 +265,7 @@ func TestResponsesCutShort(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(3, 4))
 	for i := range 60 {
-		v := llm.Vendors()[i%3]
+		v := llm.Vendors()[i%len(llm.Vendors())]
 		res := generate(r, v, true)
 		for at := range len(res.body) {
 			u, _, complete := read(v, false, res.body[:at])
@@ -243,6 +296,12 @@ func TestEstimates(t *testing.T) {
 		{llm.Anthropic, `data: {"type":"message_start","message":{"usage":{"input_tokens":3,"output_tokens":1}}}` + "\n\n" +
 			`data: {"type":"content_block_delta","delta":{"text":"123456789"}}` + "\n\n", 3},
 		{llm.Google, "\x0a\x10 another form", 4},
+		{llm.Bedrock, string(frame("contentBlockDelta", []byte(`{"delta":{"text":"123456789"}}`))), 3},
+		{llm.Bedrock, string(frame("chunk", []byte(`{"bytes":"eyJkZWx0YSI6eyJ0ZXh0IjoiMTIzNDU2Nzg5In19"}`))), 3},
+		{llm.Bedrock, string(frame("contentBlockDelta", []byte(`{"delta":{"text":"`+strings.Repeat("x", maxPayload)+`"}}`))), 16402}, // too long to be read
+		{llm.Bedrock, "\x00\x00\x00\x00\x00\x00\x00\x00....", 3},                                                                     // shorter than itself
+		{llm.Bedrock, "\xff\xff\xff\xff\x00\x00\x00\x00....", 3},
+		{llm.Bedrock, "\x00\x00\x00\x20\xff\xff\xff\xff....", 3},
 		{llm.Google, `data: {"candidates":[{"content":{"parts":[{"text":"1234"}]}}]}` + "\n\n", 1},
 	} {
 		u, _, complete := read(c.vendor, true, c.body)
@@ -303,11 +362,11 @@ func TestOddResponses(t *testing.T) {
 func FuzzReader(f *testing.F) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for i := range 30 {
-		res := generate(r, llm.Vendors()[i%3], i%2 == 0)
+		res := generate(r, llm.Vendors()[i%len(llm.Vendors())], i%2 == 0)
 		f.Add([]byte(res.body), uint8(i), uint16(r.IntN(len(res.body))))
 	}
 	f.Fuzz(func(t *testing.T, body []byte, vendor uint8, at uint16) {
-		v := llm.Vendors()[int(vendor)%3]
+		v := llm.Vendors()[int(vendor)%len(llm.Vendors())]
 		whole, model, complete := read(v, true, string(body))
 		n := min(int(at), len(body))
 		again, model2, complete2 := read(v, true, string(body[:n]), string(body[n:]))

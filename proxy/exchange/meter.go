@@ -82,7 +82,7 @@ func (w *Rewriting) refuseCall(meter rule.Metered, status int, reason name.Reaso
 	r.Set, r.Swaps, r.err, r.rule, r.Reason = nil, nil, err, r.header.Pattern.String(), reason
 	r.Refused = &problem.Problem{
 		Status: status, Reason: reason, Detail: detail, Rule: r.rule, Host: r.Request.Name.String(),
-		Own: wire.Refusal(meter.Vendor(), status, string(reason), "boxgate: "+detail),
+		Own: wire.Refusal(meter.Vendor(), status, string(reason), "boxgate: "+detail), Fields: wire.RefusalFields(meter.Vendor(), status),
 	}
 	return r.Refused
 }

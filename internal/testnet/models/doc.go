@@ -1,5 +1,5 @@
 // Package models is a server of language models for tests. It speaks Anthropic's Messages API and OpenAI's Responses and
-// Chat Completions, streamed and whole, as the vendors document them: text, thinking, calls of tools and their results,
+// Chat Completions, and Anthropic's models at Amazon Bedrock (InvokeModel), streamed and whole, as the vendors document them: text, thinking, calls of tools and their results,
 // cached tokens, refusals with Retry-After, overload, and streams that break. A key that is not the server's is refused
 // with 401.
 //

@@ -44,8 +44,8 @@ func (messages) read(body []byte) (turn, error) {
 	if err := json.Unmarshal(body, &r); err != nil {
 		return turn{}, err
 	}
-	if r.Model == "" || r.Most <= 0 || len(r.Messages) == 0 {
-		return turn{}, errors.New("model, max_tokens and messages are required")
+	if r.Most <= 0 || len(r.Messages) == 0 {
+		return turn{}, errors.New("max_tokens and messages are required")
 	}
 	t := turn{model: r.Model, streamed: r.Stream, effort: r.Output.Effort, schema: len(r.Output.Format) > 0}
 	t.thinking = r.Thinking != nil && r.Thinking.Type != "disabled"

@@ -1,6 +1,9 @@
 package models
 
 import (
+	"encoding/binary"
+	"encoding/json"
+	"hash/crc32"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -81,5 +84,32 @@ func TestAPIs(t *testing.T) {
 		if all := s.Requests(); len(all) != 9 || all[0].Status != http.StatusUnauthorized || all[1].Usage.Input != 110 || all[1].Model != "m" {
 			t.Errorf("%s: %+v", path, all)
 		}
+	}
+}
+
+// TestBedrock: the path names the model, and whether the events of Anthropic are sent in messages of Amazon Bedrock.
+func TestBedrock(t *testing.T) {
+	t.Parallel()
+	s := &Server{Key: "k"}
+	const body = `{"anthropic_version":"bedrock-2023-05-31","max_tokens":9,"messages":[{"role":"user","content":"model: say hello"}]}`
+	status, text := ask(t, s, "/model/anthropic.m-v1%3A0/invoke", "k", body)
+	if status != http.StatusOK || !strings.Contains(text, `"text":"hello"`) {
+		t.Errorf("%d %s", status, text)
+	}
+	status, text = ask(t, s, "/model/anthropic.m-v1%3A0"+streamedInvoke, "k", body)
+	var events []string
+	for rest := []byte(text); len(rest) >= 16; {
+		size, headers := binary.BigEndian.Uint32(rest), binary.BigEndian.Uint32(rest[4:])
+		var c struct{ Bytes []byte }
+		if err := json.Unmarshal(rest[12+headers:size-4], &c); err != nil || binary.BigEndian.Uint32(rest[size-4:]) != crc32.ChecksumIEEE(rest[:size-4]) {
+			t.Fatalf("%v: %q", err, rest)
+		}
+		events, rest = append(events, string(c.Bytes)), rest[size:]
+	}
+	if all := strings.Join(events, "\n"); status != http.StatusOK || len(events) < 5 || !strings.Contains(all, `"text":"hello"`) || !strings.Contains(events[len(events)-1], "message_stop") {
+		t.Errorf("%d %s", status, all)
+	}
+	if got := s.Requests(); len(got) != 2 || got[1].Model != "anthropic.m-v1:0" {
+		t.Errorf("%+v", got)
 	}
 }

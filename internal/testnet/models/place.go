@@ -20,6 +20,9 @@ func placeOf(path string) (at place, model string) {
 		model, _, _ = strings.Cut(rest, "/")
 		return azure, model
 	}
+	if _, rest, ok := strings.Cut(path, "/model/"); ok {
+		return elsewhere, rest[:max(0, strings.LastIndexByte(rest, '/'))]
+	}
 	return elsewhere, ""
 }
 

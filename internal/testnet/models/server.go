@@ -86,6 +86,8 @@ func apiOf(path string) (string, dialect) {
 	switch {
 	case strings.HasSuffix(path, "/messages"):
 		return "messages", messages{}
+	case strings.HasSuffix(path, "/invoke"), strings.HasSuffix(path, streamedInvoke):
+		return "bedrock", bedrock{}
 	case strings.HasSuffix(path, "/responses"):
 		return "responses", responses{}
 	case strings.HasSuffix(path, "/chat/completions"):
@@ -122,6 +124,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, name string, api
 	if t.at = at; model != "" {
 		t.model = model
 	}
+	t.streamed = t.streamed || strings.HasSuffix(r.URL.Path, streamedInvoke)
 	if t.model == "" {
 		refuse(http.StatusBadRequest, "invalid_request_error", "model is required")
 		return
@@ -144,8 +147,13 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, name string, api
 		writeJSON(w, http.StatusOK, api.whole(t, a))
 		return
 	}
-	w.Header().Set("Content-Type", "text/event-stream")
-	_ = api.stream(&events{w: w, rc: http.NewResponseController(w)}, t, a) // the client has left
+	_, framed := api.(bedrock)
+	kind := "text/event-stream"
+	if framed {
+		kind = "application/vnd.amazon.eventstream"
+	}
+	w.Header().Set("Content-Type", kind)
+	_ = api.stream(&events{w: w, rc: http.NewResponseController(w), framed: framed}, t, a) // the client has left
 }
 
 // kinds are the vendors' names of refusals, by status.
@@ -197,6 +205,7 @@ type events struct {
 	w        io.Writer
 	rc       *http.ResponseController
 	sequence int
+	framed   bool  // in messages of Amazon Bedrock
 	err      error // of the first failed write
 }
 
@@ -208,6 +217,12 @@ func (e *events) send(name string, data any) {
 	text, err := json.Marshal(data)
 	if err != nil {
 		e.err = err
+		return
+	}
+	if e.framed {
+		if _, e.err = e.w.Write(chunk(text)); e.err == nil {
+			e.err = e.rc.Flush()
+		}
 		return
 	}
 	if name != "" {
