@@ -104,6 +104,9 @@ type Presence struct {
 	Boxes    int       `json:"boxes"`              // as of the last report, see [fleet/member.Session.Report]
 	Cordoned bool      `json:"cordoned,omitempty"` // the gateway knew by then that it takes no new boxes
 	Since    time.Time `json:"since"`
+	// Kinds are the kinds of shared objects that the gateway applies, beside API keys, see package shared. They are here and not in the
+	// [Host], because a gateway keeps fields of that record that it does not know: an earlier version would seem to apply them.
+	Kinds []string `json:"kinds,omitempty"`
 }
 
 // Wrap is the wrap key of a host, and the secrets sealed to it.

@@ -22,6 +22,7 @@ import (
 	"boxgate/fleet/member"
 	"boxgate/fleet/pki"
 	"boxgate/fleet/roster"
+	"boxgate/fleet/shared"
 	"boxgate/fleet/watch"
 	"boxgate/internal/fault"
 	"boxgate/internal/required"
@@ -133,7 +134,7 @@ func newPresence(stateDir, version string) (fleet.Presence, error) {
 	random := make([]byte, 8)
 	_, _ = rand.Read(random) // never fails (crypto/rand)
 	return fleet.Presence{
-		Instance: hex.EncodeToString(random), Boot: strings.TrimSpace(string(boot)), Store: fmt.Sprintf("%d:%d", stat.Dev, stat.Ino), Version: version, Since: time.Now().UTC(),
+		Instance: hex.EncodeToString(random), Boot: strings.TrimSpace(string(boot)), Store: fmt.Sprintf("%d:%d", stat.Dev, stat.Ino), Version: version, Since: time.Now().UTC(), Kinds: shared.Announced(),
 	}, nil
 }
 

@@ -30,7 +30,7 @@ func newShared(n *Node) Shared {
 // Shared returns the objects that every host has in force.
 func (n *Node) Shared() *Shared { return &n.shared }
 
-// Attach sets how the kinds are applied to the tables of this host, and applies the known ones. Call it before [Node.Run].
+// Attach sets how each of [shared.Kinds] is applied to the tables of this host, and applies the known ones. Call it before [Node.Run].
 func (s *Shared) Attach(apply map[shared.Kind]shared.Apply) { s.mirror.Attach(apply) }
 
 // Fenced reports whether shared objects must not be used, see [Node.Fenced].
@@ -66,7 +66,7 @@ func (s *Shared) Change(ctx context.Context, kind shared.Kind, everywhere bool, 
 	wait, stop := context.WithTimeout(ctx, limit)
 	defer stop()
 	if everywhere {
-		return s.mirror.AwaitAll(wait, &s.acks, revision)
+		return s.mirror.AwaitAll(wait, &s.acks, kind, revision)
 	}
 	return s.mirror.Await(wait, revision)
 }

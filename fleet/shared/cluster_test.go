@@ -58,7 +58,7 @@ func TestLeaderKilledDuringChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := one.AwaitAll(t.Context(), &a.acks, revision); err != nil || !two.Current() {
+	if err := one.AwaitAll(t.Context(), &a.acks, APIKeys, revision); err != nil || !two.Current() {
 		t.Errorf("the last change: %v", err)
 	}
 	now, err := b.table.list(t.Context(), APIKeys)

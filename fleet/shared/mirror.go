@@ -21,8 +21,9 @@ type Apply func(objects map[string][]byte) error
 
 // Mirror applies shared objects to the tables of this host, as the fleet changes them. Safe for concurrent use.
 type Mirror struct {
-	keys fleet.Keys
-	log  *zap.Logger
+	keys  fleet.Keys
+	kinds []Kind
+	log   *zap.Logger
 
 	mu       sync.Mutex // held while a state is applied
 	objects  map[Kind]map[string][]byte
@@ -34,16 +35,19 @@ type Mirror struct {
 	changed  chan struct{} // closed and replaced when applied changes
 }
 
-// NewMirror returns a mirror without objects.
-func NewMirror(keys fleet.Keys, log *zap.Logger) *Mirror {
-	m := &Mirror{keys: keys, log: log, objects: map[Kind]map[string][]byte{}, due: map[Kind]bool{}, changed: make(chan struct{})}
-	for _, kind := range Kinds {
+// NewMirror returns a mirror of all [Kinds], without objects.
+func NewMirror(keys fleet.Keys, log *zap.Logger) *Mirror { return newMirror(keys, Kinds, log) }
+
+func newMirror(keys fleet.Keys, kinds []Kind, log *zap.Logger) *Mirror {
+	m := &Mirror{keys: keys, kinds: kinds, log: log, objects: map[Kind]map[string][]byte{}, due: map[Kind]bool{}, changed: make(chan struct{})}
+	for _, kind := range kinds {
 		m.objects[kind], m.due[kind] = map[string][]byte{}, true
 	}
 	return m
 }
 
-// Attach sets how kinds are applied, and applies the known objects. Kinds without an entry are ignored.
+// Attach sets how each of [Kinds] is applied, and applies the known objects. A kind without an entry cannot be applied: the host stays
+// fenced.
 func (m *Mirror) Attach(apply map[Kind]Apply) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -55,7 +59,7 @@ func (m *Mirror) Attach(apply map[Kind]Apply) {
 func (m *Mirror) Follow(c watch.Change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, kind := range Kinds {
+	for _, kind := range m.kinds {
 		prefix, changed := prefixOf(m.keys, kind), c.Listed
 		for _, e := range c.Set {
 			if id, ok := strings.CutPrefix(e.Key, prefix); ok {
@@ -76,27 +80,37 @@ func (m *Mirror) Follow(c watch.Change) {
 	m.applyLocked()
 }
 
-// applyLocked applies the kinds that are due.
+// applyLocked applies the kinds that are due. One that cannot be applied does not delay the others: a policy that becomes tighter is in force
+// although the store has no room for a key. The revision counts as applied with the last kind.
 func (m *Mirror) applyLocked() {
 	if m.revision == 0 {
 		return
 	}
-	for _, kind := range Kinds {
-		apply := m.apply[kind]
-		if !m.due[kind] || apply == nil {
+	failed := false
+	for _, kind := range m.kinds {
+		if !m.due[kind] || m.apply == nil {
 			continue
 		}
-		if err := apply(m.objects[kind]); err != nil {
+		if err := m.applyKind(kind); err != nil {
 			m.log.Error("shared objects of the fleet could not be applied; this host is fenced until they are", zap.String("kind", string(kind)), zap.Error(err))
-			return
+			failed = true
+			continue
 		}
 		m.due[kind] = false
 	}
-	if m.applied != m.revision {
+	if !failed && m.applied != m.revision {
 		m.applied = m.revision
 		close(m.changed)
 		m.changed = make(chan struct{})
 	}
+}
+
+func (m *Mirror) applyKind(kind Kind) error {
+	apply := m.apply[kind]
+	if apply == nil {
+		return errors.New("this host cannot apply the kind")
+	}
+	return apply(m.objects[kind])
 }
 
 // Current reports whether all shared objects that this host knows are in force. It is false before the first listing.
@@ -139,14 +153,14 @@ const (
 	mostPoll   = 500 * time.Millisecond
 )
 
-// AwaitAll waits until every host that holds a lease has a revision in force. The error is [ErrBehind], with the hosts, if ctx ends before.
-func (m *Mirror) AwaitAll(ctx context.Context, a *Acknowledgements, revision int64) error {
+// AwaitAll waits until every host that holds a lease has a revision in force, which changed a kind. The error is [ErrBehind], with the hosts, if ctx ends before.
+func (m *Mirror) AwaitAll(ctx context.Context, a *Acknowledgements, kind Kind, revision int64) error {
 	if err := m.Await(ctx, revision); err != nil {
 		return err
 	}
 	var last []string
 	for poll := leastPoll; ; poll = min(2*poll, mostPoll) {
-		behind, err := a.Behind(ctx, revision)
+		behind, err := a.Behind(ctx, kind, revision)
 		switch {
 		case err == nil && len(behind) == 0:
 			return nil
@@ -156,7 +170,7 @@ func (m *Mirror) AwaitAll(ctx context.Context, a *Acknowledgements, revision int
 		select {
 		case <-time.After(poll):
 		case <-ctx.Done():
-			return behindError(last)
+			return withHosts(ErrBehind, last)
 		}
 	}
 }

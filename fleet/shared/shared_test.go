@@ -165,21 +165,21 @@ func TestInForceEverywhere(t *testing.T) {
 		}
 		return revision
 	}
-	if err := one.AwaitAll(t.Context(), &a.acks, change("1")); err != nil || !two.is(map[string]string{"k": "1"}) {
+	if err := one.AwaitAll(t.Context(), &a.acks, APIKeys, change("1")); err != nil || !two.is(map[string]string{"k": "1"}) {
 		t.Errorf("answered, and the other host has %v, %v", two.seen, err)
 	}
 	two.setFail(errors.New("disk full"))
 	revision := change("2")
 	short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if err := one.AwaitAll(short, &a.acks, revision); !errors.Is(err, ErrBehind) || !strings.Contains(err.Error(), "bbbbbb") {
+	if err := one.AwaitAll(short, &a.acks, APIKeys, revision); !errors.Is(err, ErrBehind) || !strings.Contains(err.Error(), "bbbbbb") {
 		t.Errorf("a host that has not applied it: %v", err)
 	}
 	etcdtest.Until(t, "the host that cannot apply is not current", func() bool { return !two.Current() })
 	change("1")
 	revision = change("2") // more changes while the first one is not applied
 	two.setFail(nil)
-	if err := one.AwaitAll(t.Context(), &a.acks, revision); err != nil || !two.Current() || !two.is(map[string]string{"k": "2"}) {
+	if err := one.AwaitAll(t.Context(), &a.acks, APIKeys, revision); err != nil || !two.Current() || !two.is(map[string]string{"k": "2"}) {
 		t.Errorf("after the disk has room: %v", err)
 	}
 	two.setFail(errors.New("disk full"))
@@ -187,7 +187,7 @@ func TestInForceEverywhere(t *testing.T) {
 	if _, err := client.Revoke(t.Context(), b.lease); err != nil {
 		t.Fatal(err)
 	}
-	if err := one.AwaitAll(t.Context(), &a.acks, revision); err != nil {
+	if err := one.AwaitAll(t.Context(), &a.acks, APIKeys, revision); err != nil {
 		t.Errorf("the lease of the other host is gone: %v", err)
 	}
 }
@@ -214,7 +214,7 @@ func TestUnrelatedChangesAreNotAcknowledged(t *testing.T) {
 	if err := one.Await(t.Context(), put.Header.Revision); err != nil {
 		t.Fatal(err)
 	}
-	if err := one.AwaitAll(t.Context(), &a.acks, before); err != nil || version() != before {
+	if err := one.AwaitAll(t.Context(), &a.acks, APIKeys, before); err != nil || version() != before {
 		t.Errorf("version %d of the acknowledgement, before %d; %v", version(), before, err)
 	}
 	one.mu.Lock()

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"boxgate/fleet"
@@ -21,12 +22,40 @@ import (
 // Kind is a kind of shared objects, and the name of their prefix.
 type Kind string
 
-// APIKeys are the API keys of the fleet.
-const APIKeys Kind = "keys"
+// Kinds of shared objects.
+const (
+	APIKeys  Kind = "keys"     // the API keys of the fleet
+	Policies Kind = "policies" // its named policies
+	Headers  Kind = "headers"  // its global header rules
+)
 
-// Kinds are all kinds. A host acknowledges what it has in force of these, so a fleet may only get a further one with the next
-// [fleet.Protocol].
-var Kinds = []Kind{APIKeys}
+// Kinds are the kinds that this program applies. A host acknowledges revisions of etcd, whatever kinds changed with them, so that one whose
+// program does not know a kind acknowledges its changes too. Each host therefore names its kinds in its [fleet.Presence], and a kind is
+// not changed while a host with a lease does not apply it ([ErrUnsupported]). Every program applies API keys.
+var Kinds = []Kind{
+	APIKeys,
+}
+
+// Announced are the kinds that this host names in its presence.
+func Announced() (kinds []string) {
+	for _, kind := range Kinds {
+		if kind != APIKeys {
+			kinds = append(kinds, string(kind))
+		}
+	}
+	return kinds
+}
+
+// lacking returns the hosts of presences, sorted, that do not apply a kind. One whose presence cannot be read is among them.
+func lacking(k fleet.Keys, presences []*mvccpb.KeyValue, kind Kind) (hosts []string) {
+	for _, kv := range presences {
+		p, err := fleet.Decode[fleet.Presence](kv.Value)
+		if kind != APIKeys && (err != nil || !slices.Contains(p.Kinds, string(kind))) {
+			hosts = append(hosts, strings.TrimPrefix(string(kv.Key), k.Presences()))
+		}
+	}
+	return hosts
+}
 
 // prefixOf is the prefix of the objects of a kind; it is watched.
 func prefixOf(k fleet.Keys, kind Kind) string { return k.Watched() + string(kind) + "/" }
@@ -51,6 +80,8 @@ var (
 	ErrTooLarge = errors.New("the shared objects of this kind would have too many bytes, or the change has too many of them")
 	// ErrContended: others changed the kind at the same time, again and again.
 	ErrContended = errors.New("other hosts change objects of this kind at the same time; try again")
+	// ErrUnsupported: hosts with a lease run a version that does not apply the kind, so the change was refused.
+	ErrUnsupported = errors.New("nothing was changed, because hosts run a version of boxgate that does not apply it: update them, or take them out with `gateway fleet leave ID`")
 )
 
 // Bounds of the objects of a kind.
@@ -63,8 +94,12 @@ const (
 
 // Change changes the objects of a kind in one transaction: edit changes a map of values by ID, as of the latest revision. It is called again
 // if another host changed the kind meanwhile. Its error ends the change, without an effect. The result is the revision of the change; 0: edit
-// changed nothing. After a [fleet.ErrUnreachable] it is not known whether the change was made.
+// changed nothing. After a [fleet.ErrUnreachable] it is not known whether the change was made. The error is [ErrUnsupported], with the hosts,
+// while a host with a lease does not apply the kind; one that claims its lease at the same time is found by [Acknowledgements.Behind].
 func (t *Table) Change(ctx context.Context, kind Kind, edit func(objects map[string][]byte) error) (revision int64, err error) {
+	if err := t.supported(ctx, kind); err != nil {
+		return 0, err
+	}
 	head := headOf(t.Keys, kind)
 	for range attempts {
 		_, seen, err := fleet.Get(ctx, t.Client, head)
@@ -96,6 +131,21 @@ func (t *Table) Change(ctx context.Context, kind Kind, edit func(objects map[str
 		}
 	}
 	return 0, ErrContended
+}
+
+// supported returns an error if a host with a lease does not apply a kind.
+func (t *Table) supported(ctx context.Context, kind Kind) error {
+	if kind == APIKeys {
+		return nil
+	}
+	answer, err := t.Client.Get(ctx, t.Keys.Presences(), clientv3.WithPrefix())
+	if err != nil {
+		return fleet.Unreachable(ctx, err)
+	}
+	if hosts := lacking(t.Keys, answer.Kvs, kind); len(hosts) > 0 {
+		return withHosts(ErrUnsupported, hosts)
+	}
+	return nil
 }
 
 // difference returns the operations that lead from one state of a kind to another.
@@ -174,31 +224,47 @@ func (a *Acknowledgements) Put(ctx context.Context, revision int64) error {
 	return nil
 }
 
-// Behind returns the hosts, sorted, that hold a lease and have not acknowledged a revision. A host that claims its lease later has the
-// revision before its fence opens, so that an empty result stays so.
-func (a *Acknowledgements) Behind(ctx context.Context, revision int64) (hosts []string, err error) {
-	answer, err := a.Client.Txn(ctx).Then(clientv3.OpGet(a.Keys.Presences(), clientv3.WithPrefix(), clientv3.WithKeysOnly()), clientv3.OpGet(a.prefix(), clientv3.WithPrefix())).Commit()
+// Behind returns the hosts, sorted, that hold a lease and have not acknowledged a revision, which changed a kind, or do not apply the kind. A
+// host that claims its lease later has the revision before its fence opens, so that an empty result stays so.
+func (a *Acknowledgements) Behind(ctx context.Context, kind Kind, revision int64) (hosts []string, err error) {
+	hosts, _, err = a.behind(ctx, revision, clientv3.WithKeysOnly())
+	if err != nil || len(hosts) > 0 || kind == APIKeys {
+		return hosts, err
+	}
+	hosts, presences, err := a.behind(ctx, revision)
 	if err != nil {
-		return nil, fleet.Unreachable(ctx, err)
+		return nil, err
+	}
+	hosts = append(hosts, lacking(a.Keys, presences, kind)...)
+	slices.Sort(hosts)
+	return slices.Compact(hosts), nil
+}
+
+// behind returns the hosts that hold a lease and have not acknowledged a revision, and all presences at that time.
+func (a *Acknowledgements) behind(ctx context.Context, revision int64, of ...clientv3.OpOption) (hosts []string, presences []*mvccpb.KeyValue, err error) {
+	answer, err := a.Client.Txn(ctx).Then(clientv3.OpGet(a.Keys.Presences(), append(of, clientv3.WithPrefix())...), clientv3.OpGet(a.prefix(), clientv3.WithPrefix())).Commit()
+	if err != nil {
+		return nil, nil, fleet.Unreachable(ctx, err)
 	}
 	applied := map[string]int64{}
 	for _, kv := range answer.Responses[1].GetResponseRange().Kvs {
 		applied[strings.TrimPrefix(string(kv.Key), a.prefix())], _ = strconv.ParseInt(string(kv.Value), 10, 64) // 0: not readable, so behind
 	}
-	for _, kv := range answer.Responses[0].GetResponseRange().Kvs {
+	presences = answer.Responses[0].GetResponseRange().Kvs
+	for _, kv := range presences {
 		if host := strings.TrimPrefix(string(kv.Key), a.Keys.Presences()); applied[host] < revision {
 			hosts = append(hosts, host)
 		}
 	}
-	return hosts, nil
+	return hosts, presences, nil
 }
 
-// behindError is the error of a change that is made, but not in force on every host.
-func behindError(hosts []string) error {
+// withHosts adds the IDs of hosts to an error.
+func withHosts(err error, hosts []string) error {
 	const most = 10
 	more := ""
 	if len(hosts) > most {
 		hosts, more = hosts[:most], fmt.Sprintf(" and %d more", len(hosts)-most)
 	}
-	return fmt.Errorf("%w: %s%s", ErrBehind, strings.Join(hosts, ", "), more)
+	return fmt.Errorf("%w: %s%s", err, strings.Join(hosts, ", "), more)
 }
