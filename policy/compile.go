@@ -45,6 +45,7 @@ type Compiled struct {
 	bounds     bool           // a ceiling, which does not decide whether a service exists
 	cluster    *Cluster       // opened by the operator; nil: there is none
 	listed     clusterEntries // of the policy about it
+	fence      func() bool    // closed for rules of the fleet; nil: always
 }
 
 // Options are the inputs of [Compile] in addition to the [Spec]. The zero value has no header rules and protects every
@@ -60,6 +61,7 @@ type Options struct {
 	Withheld  Withheld                // denies everything for now; zero: no restriction
 	Services  Services                // services of the operator; nil: there are none
 	Cluster   *Cluster                // the cluster that the operator opens; nil: there is none
+	Fence     func() bool             // whether rules of the fleet must not be used now, see [OfFleet]; called for each request, so it must not block; nil: they must not
 	// Audit lets all traffic pass that the policy refuses, except for denied lists, protected ranges and the ceiling; without
 	// credentials of the gateway, and with reason [name.ReasonWouldDeny].
 	Audit bool
@@ -82,7 +84,7 @@ func Compile(spec Spec, o Options) (*Compiled, error) {
 		return nil, err
 	}
 	c := build(spec, parsed, o.Headers, o.Version)
-	c.protected, c.headers = o.Protected, table
+	c.protected, c.headers, c.fence = o.Protected, table, o.Fence
 	c.matches = c.matches || table.matches
 	c.plan = c.newKernelPlan(parsed)
 	c.setUpstream(spec.UpstreamProxy)

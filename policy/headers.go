@@ -24,6 +24,7 @@ type HeaderRule struct {
 	Scrub   bool         // the rule's secrets are masked in responses
 	Shared  *SharedScrub // set in compiled rules if any rule of the host scrubs and there are several; nil in rules as written
 	Deny    bool         // the requests are refused; there are no effects
+	Fleet   bool         // the rule is one of the fleet, see [OfFleet]; not part of a rule as written
 	// Effects has at most one effect of each kind, sorted by key.
 	Effects []rule.Effect
 	// Connection is the plan for connections, in compiled rules only. Use [HeaderRule.OnConnections].
@@ -135,6 +136,15 @@ func MergeHeaders(global, box []HeaderRule) []HeaderRule {
 	out = append(out, box...)
 	SortRules(out)
 	return out
+}
+
+// OfFleet returns the rules, marked as rules of the fleet: while [Options.Fence] is closed, requests to their hosts are refused.
+func OfFleet(rules []HeaderRule) []HeaderRule {
+	marked := slices.Clone(rules)
+	for i := range marked {
+		marked[i].Fleet = true
+	}
+	return marked
 }
 
 // CountHosts returns the number of patterns of the rules. Alternatives have the same pattern.

@@ -16,9 +16,15 @@ type headerTable struct {
 	placeholders bool // some rule has one
 	matches      bool // some rule looks at header fields
 	logins       name.PortSet
-	proxies      map[headerKey]rule.ProxyLogin // logins of the gateway to upstream proxies
+	proxies      map[headerKey]proxyLogin // logins of the gateway to upstream proxies
 	rules        map[headerKey]*alternatives
 	scrubs       map[hostKey]*hostScrub // nil: no rule scrubs
+}
+
+// proxyLogin is a login to an upstream proxy.
+type proxyLogin struct {
+	rule.ProxyLogin
+	fleet bool // by a rule of the fleet
 }
 
 type headerKey struct {
@@ -34,6 +40,7 @@ type alternatives struct {
 	applies bool // some rule changes or refuses something
 	paths   bool // some rule looks at paths
 	legacy  bool // some rule accepts old cipher suites from boxes
+	fleet   bool // they are rules of the fleet
 	needs   match.Needs
 }
 
@@ -58,9 +65,9 @@ func newHeaderTable(rules []HeaderRule, ps *document.Problems) headerTable {
 		on := rule.Connections(r.Effects)
 		if on.Proxy != nil { // does not apply to traffic of boxes
 			if t.proxies == nil {
-				t.proxies = map[headerKey]rule.ProxyLogin{}
+				t.proxies = map[headerKey]proxyLogin{}
 			}
-			t.proxies[key] = on.Proxy
+			t.proxies[key] = proxyLogin{on.Proxy, r.Fleet}
 			continue
 		}
 		r.Connection = &on
@@ -111,6 +118,7 @@ func (of *alternatives) add(r HeaderRule, ps *document.Problems) {
 		of.needs.Add(a.match.Needs())
 	}
 	of.applies = of.applies || r.Applies()
+	of.fleet = of.fleet || r.Fleet
 	of.legacy = of.legacy || r.OnConnections().LegacyClients
 	of.list = append(of.list, a)
 }
@@ -245,12 +253,16 @@ func (t headerTable) shadows(common, p name.Pattern) bool {
 }
 
 // HeaderRule returns the header rule for a request over TLS, or the zero rule: of the most specific pattern that covers the host,
-// the first rule whose match covers the request. The decision is zero unless the rules refuse the request.
+// the first rule whose match covers the request. The decision is zero unless the rules refuse the request. While the fence is closed, all
+// requests to hosts of the fleet's rules are refused: a rule that this host does not know yet may be for them.
 func (c *Compiled) HeaderRule(r Request) (HeaderRule, Decision) {
 	if c == nil {
 		return HeaderRule{}, Decision{}
 	}
 	of := c.headers.find(r.Name, r.Port)
+	if of != nil && of.fleet && c.fenced() {
+		return HeaderRule{}, Decision{Reason: name.ReasonFleetFenced, Rule: of.pattern.String(), Version: c.version}
+	}
 	rule, d := of.choose(&r)
 	var all HeaderRule
 	switch {
@@ -263,6 +275,22 @@ func (c *Compiled) HeaderRule(r Request) (HeaderRule, Decision) {
 	c.headers.addHost(&all, r.Name)
 	return all, d
 }
+
+// Fenced reports whether values of a rule of [Compiled.HeaderRule] must not be sent, because it is one of the fleet and the fence has closed
+// since. It does not allocate.
+func (c *Compiled) Fenced(r *HeaderRule) bool { return r.Fleet && c.fenced() }
+
+// LoginFenced reports whether the login of [Compiled.Login] for a host and port must not be used, as [Compiled.Fenced] does for requests.
+func (c *Compiled) LoginFenced(n name.Name, port uint16) bool {
+	if c == nil {
+		return true
+	}
+	of := c.headers.find(n, port)
+	return of != nil && of.fleet && c.fenced()
+}
+
+// fenced reports whether the fence is closed. Without one it is: rules of the fleet are not used by a host without a fleet.
+func (c *Compiled) fenced() bool { return c == nil || c.fence == nil || c.fence() }
 
 // Needs returns the header fields that the rules for a host look at, or nil.
 func (c *Compiled) Needs(n name.Name, port uint16) *match.Needs {

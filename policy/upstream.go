@@ -57,7 +57,12 @@ type UpstreamProxy struct {
 	direct    []name.Pattern // names of servers that are connected to without the proxy
 	directNet []netip.Prefix // likewise, of servers requested by address
 	key       string
+	fleet     bool        // Login is of a rule of the fleet
+	fence     func() bool // of the policy
 }
+
+// Fenced reports whether the login must not be used now, see [Compiled.Fenced]. p must not be nil.
+func (p *UpstreamProxy) Fenced() bool { return p.fleet && p.fence() }
 
 // Secrets returns the names of the secrets of the configuration that the proxy's login needs. p may be nil.
 func (p *UpstreamProxy) Secrets() []string {
@@ -249,8 +254,9 @@ func (c *Compiled) setUpstream(s *UpstreamSpec) {
 	if err != nil || p.leaveTo(s.ResolveThere) != nil { // checked before
 		p = &UpstreamProxy{}
 	}
-	if l := c.headers.proxies[headerKey{p.Name.String(), false, p.Port}]; l != nil && l.IsFor(string(p.Scheme)) {
-		p.Login = l
+	if l := c.headers.proxies[headerKey{p.Name.String(), false, p.Port}]; l.ProxyLogin != nil && l.IsFor(string(p.Scheme)) {
+		p.Login = l.ProxyLogin
+		p.fleet, p.fence = l.fleet, c.fenced
 	}
 	p.seal("")
 	c.upstream, c.reach = p, c.newReach(c.protected)

@@ -82,6 +82,9 @@ func (b *brokered) authority() string {
 
 // secret returns the value to log in with: a literal of the rule, or the value of the secret that it names.
 func (b *brokered) secret(ctx context.Context, of rule.Value) (name.Secret, error) {
+	if b.c.box.Policy.Load().LoginFenced(b.rt.Request.Name, b.c.port) {
+		return name.Secret{}, errFenced
+	}
 	if of.Source == "" {
 		return of.Literal, nil
 	}
@@ -90,11 +93,17 @@ func (b *brokered) secret(ctx context.Context, of rule.Value) (name.Secret, erro
 		return name.Secret{}, err
 	}
 	b.credential.Store(&used)
+	if b.c.box.Policy.Load().LoginFenced(b.rt.Request.Name, b.c.port) { // fetching it may have taken long
+		return name.Secret{}, errFenced
+	}
 	if used.Revoked() { // the revocation may have missed b.used
 		return name.Secret{}, errRevoked
 	}
 	return value, nil
 }
+
+// errFenced refuses a login by a rule of the fleet.
+var errFenced = errors.New("the rule is one of the fleet, and this host is cut off from the fleet")
 
 // errRevoked refuses a secret that was revoked while it was fetched.
 var errRevoked = errors.New("the secret was revoked")
@@ -134,6 +143,10 @@ func (c *conn) broker(f peek.First, rt route.Routed) {
 	c.live.Watch(b)
 	if b.login == nil || c.p.recheck(c.live) { // the policy changed after the decision
 		c.refuse(peek.Other, name.ReasonPolicyChanged)
+		return
+	}
+	if c.box.Policy.Load().LoginFenced(rt.Request.Name, c.port) {
+		c.refuse(peek.Other, name.ReasonFleetFenced)
 		return
 	}
 	if !c.awaitLoginQuota() {

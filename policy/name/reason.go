@@ -46,6 +46,7 @@ const (
 	ReasonModelBudget       Reason = "model_budget"         // a request to a model exceeds a budget of tokens or money (429)
 	ReasonModelDenied       Reason = "model_denied"         // a metered rule does not allow the model, or the request cannot be metered (403)
 	ReasonSecretUnavailable Reason = "secret_unavailable"   // a secret of a header rule is unavailable (502)
+	ReasonFleetFenced       Reason = "fleet_fenced"         // the header rule of the host is the fleet's, and this host is cut off from the fleet (502)
 	ReasonUnsignable        Reason = "unsignable"           // a request that cannot be signed as the rule of its host requires (400, 413)
 	ReasonUnscrubbable      Reason = "unscrubbable"         // a response in which secrets cannot be masked (502)
 	ReasonMethod            Reason = "method"               // TRACE, TRACK, CONNECT inside an intercepted connection
@@ -83,7 +84,7 @@ func Reasons() []Reason {
 		ReasonUnknownBox, ReasonNoPolicy, ReasonProtectedRange, ReasonDeniedDomain, ReasonDeniedCIDR, ReasonDenyAll,
 		ReasonNotAllowed, ReasonHeaderRule, ReasonQuota, ReasonSourceAddress,
 		ReasonSpoofed, ReasonHostPort, ReasonProtocol, ReasonNoName, ReasonAuthorityMismatch, ReasonBadRequest,
-		ReasonAmbiguousPath, ReasonAmbiguousRequest, ReasonUnreadableContent, ReasonPlaceholderLeak, ReasonModelBudget, ReasonModelDenied, ReasonSecretUnavailable, ReasonUnsignable, ReasonUnscrubbable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
+		ReasonAmbiguousPath, ReasonAmbiguousRequest, ReasonUnreadableContent, ReasonPlaceholderLeak, ReasonModelBudget, ReasonModelDenied, ReasonSecretUnavailable, ReasonFleetFenced, ReasonUnsignable, ReasonUnscrubbable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
 		ReasonUpstreamTLS, ReasonUpstreamHTTP, ReasonUpstreamLogin, ReasonUpstreamProxy, ReasonClientTLS, ReasonPolicyChanged, ReasonInternal,
 		ReasonURLUnknown, ReasonURLAuth, ReasonURLOrigin, ReasonURLUnavailable,
 	}

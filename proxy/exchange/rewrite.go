@@ -198,9 +198,12 @@ func (r *Decision) sameAsCurrent(s *Session) bool {
 	return d.Reason == "" && rule.SendsAlike(&r.header)
 }
 
-// Stale returns an error if the request must not be sent because its rule was changed or removed. The wait for a
+// Stale returns an error if the request must not be sent because its rule was changed or removed, or is the fleet's and the fence is closed. The wait for a
 // connection, or for a server that has vanished, may have been long.
 func (r *Decision) Stale(s *Session) error {
+	if err := r.checkFence(); err != nil {
+		return err
+	}
 	if r.sameAsCurrent(s) {
 		return nil
 	}
@@ -383,6 +386,8 @@ func (w *Rewriting) refuse(err error) *problem.Problem {
 		r.Refused, r.rule = &refused, denied.Decision.Rule
 	case errors.As(err, &unfit):
 		r.Refused = &problem.Problem{Status: unfit.Status, Reason: unfit.Reason, Detail: unfit.Detail}
+	case errors.Is(err, errFenced):
+		r.Refused = problem.Fenced(r.Request.Name.String(), r.rule)
 	case errors.Is(err, memory.ErrFull):
 		r.Refused, r.rule = NoMemory(), ""
 	case errors.Is(err, placeholder.ErrMany):

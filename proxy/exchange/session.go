@@ -309,6 +309,9 @@ func (x *Exchange) End() {
 func UpstreamProblem(err error) *problem.Problem {
 	var denied *policy.DeniedError
 	var up *problem.Upstream
+	if errors.Is(err, errFenced) {
+		return problem.Fenced("", "")
+	}
 	if errors.Is(err, errRuleChanged) {
 		return &problem.Problem{Status: http.StatusBadGateway, Reason: name.ReasonSecretUnavailable,
 			Detail: "What the gateway sets for this host has changed before the request could be sent. It may be made again."}

@@ -138,6 +138,15 @@ func (r *Decision) fillValues(ctx context.Context, s *Session, m *Message) {
 	if err == nil {
 		err = r.redirect(s, m)
 	}
+	if err == nil {
+		err = r.checkFence() // fetching values may have taken long
+	}
+	if errors.Is(err, errFenced) {
+		r.Set, r.Swaps, r.err = nil, nil, err
+		r.Reason, r.rule = name.ReasonFleetFenced, r.header.Pattern.String()
+		r.Refused = problem.Fenced(r.Request.Name.String(), r.rule)
+		return
+	}
 	if err != nil {
 		r.Set, r.Swaps, r.err = nil, nil, err
 		r.Reason, r.rule = name.ReasonSecretUnavailable, r.header.Pattern.String()
@@ -149,9 +158,23 @@ func (r *Decision) fillValues(ctx context.Context, s *Session, m *Message) {
 	s.Core.Revoked.markUsed(r.sources)
 }
 
+// errFenced refuses a request with values of the fleet after the fence has closed.
+var errFenced = errors.New("the header rule of the host is one of the fleet, and this host is cut off from the fleet")
+
+// checkFence returns [errFenced] if values of the rule must not be sent.
+func (r *Decision) checkFence() error {
+	if r.Policy.Fenced(&r.header) {
+		return errFenced
+	}
+	return nil
+}
+
 // takeValues takes the present state of the secrets for the request, so that a replacement during it changes all of its values together. It
 // fails if one of them may not be sent to the host.
 func (r *Decision) takeValues(s *Session) error {
+	if err := r.checkFence(); err != nil {
+		return err
+	}
 	r.values = s.Core.values()
 	does := r.header.OnRequests()
 	err := r.values.permit(does.Sources, r.Request.Name, r.Request.Port)

@@ -97,6 +97,9 @@ func (p *Origins) dialBy(ctx context.Context, box *policy.Box, d Target, a netip
 	return nil, &problem.Upstream{Reason: name.ReasonUpstreamProxy, Name: d.shown, Err: errors.New(d.Upstream.URL() + ": " + err.Error())}
 }
 
+// errFenced refuses a login by a rule of the fleet.
+var errFenced = errors.New("the rule with the login is one of the fleet, and this host is cut off from the fleet")
+
 // errRevoked refuses a connection whose password was revoked during the login.
 var errRevoked = errors.New("the password was revoked")
 
@@ -109,12 +112,17 @@ func (p *Origins) credentials(ctx context.Context, by *policy.UpstreamProxy) (as
 	}
 	password := l.Password()
 	switch {
+	case by.Fenced():
+		return nil, never, errFenced
 	case password.Source == "":
 		return &proxydial.Credentials{User: l.Username(), Password: password.Literal}, never, nil
 	case p.cfg.Credential == nil:
 		return nil, never, errors.New("the gateway has no secrets")
 	}
 	value, revoked, err := p.cfg.Credential(ctx, password.Source, by.Name, by.Port)
+	if err == nil && by.Fenced() { // fetching it may have taken long
+		return nil, never, errFenced
+	}
 	return &proxydial.Credentials{User: l.Username(), Password: value}, revoked, err
 }
 

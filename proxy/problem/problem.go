@@ -43,12 +43,23 @@ func (p *Problem) MediaType() string {
 	return "application/problem+json"
 }
 
+// Fenced is the problem for a request to a host of a header rule of the fleet while this host is fenced.
+func Fenced(host, rule string) *Problem {
+	return &Problem{
+		Status: http.StatusBadGateway, Reason: name.ReasonFleetFenced, Host: host, Rule: rule,
+		Detail: "The header rule of this host is the fleet's, and the gateway is cut off from the fleet. The request may be made again.",
+	}
+}
+
 // Of returns the problem for err: 403 for a policy denial, 502 for an upstream that could not be used, and 503 if the box
 // has reached its limit of upstream connections. It contains only the box's own input, rules of its own policy, and texts
 // of a closed set.
 func Of(err error) Problem {
 	var denied *policy.DeniedError
 	if errors.As(err, &denied) {
+		if denied.Decision.Reason == name.ReasonFleetFenced {
+			return *Fenced(denied.Request.Name.String(), denied.Decision.ShownRule())
+		}
 		return Problem{
 			Status: http.StatusForbidden, Detail: denied.Shown(), Host: denied.Request.Name.String(),
 			Reason: denied.Decision.Reason, Rule: denied.Decision.ShownRule(),
