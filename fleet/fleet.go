@@ -58,6 +58,18 @@ func (k Keys) Presence(id string) string { return k.Presences() + id }
 // Wrap is the key of the [Wrap] of a host.
 func (k Keys) Wrap(id string) string { return k.root + "wrap/" + id }
 
+// Wraps is the prefix of the [Wrap] records.
+func (k Keys) Wraps() string { return k.root + "wrap/" }
+
+// Left is the key that each host writes that takes a host out. The value is the ID of that host; its revision tells that one has left.
+func (k Keys) Left() string { return k.root + "left" }
+
+// SharedKey is the key of the [SharedKey] record.
+func (k Keys) SharedKey() string { return k.root + "shared-key" }
+
+// Asks is the prefix of the requests of hosts for the shared key, by their IDs; it is watched.
+func (k Keys) Asks() string { return k.Watched() + "asks/" }
+
 // Names is the prefix of the names of boxes, see package directory.
 func (k Keys) Names() string { return k.root + "names/" }
 
@@ -113,6 +125,18 @@ type Presence struct {
 type Wrap struct {
 	Recipient string `json:"recipient"` // age X25519
 	CA        []byte `json:"ca"`        // the private key of the fleet's authority, sealed
+	// Proof shows that a holder of the authority's key has written the recipient, see [fleet/pki.ProveRecipient]. Hosts of versions without
+	// shared keys have none.
+	Proof []byte `json:"proof,omitempty"`
+	// Shared are shared keys by their IDs, sealed: the present one, and one that a change is about to use. See package sharedkey.
+	Shared map[string][]byte `json:"shared,omitempty"`
+}
+
+// SharedKey tells which key seals the shared secrets of the fleet. The key itself is in the [Wrap] of each host.
+type SharedKey struct {
+	ID   string `json:"id,omitempty"` // random; empty: none yet
+	Left int64  `json:"left"`         // revision of [Keys.Left] when it was made; a host that left later knows it
+	Next string `json:"next,omitempty"`
 }
 
 // Token lets one host join. The record has no secret that can be read without the token itself.

@@ -72,6 +72,7 @@ func (n *Node) apply(c watch.Change) {
 	if h, ok := n.hosts.get(n.Identity.Host); !ok || !bytes.Equal(h.Key, n.fingerprint) {
 		n.session.Recheck()
 	}
+	n.shared.ring.Follow(c)
 	n.shared.mirror.Follow(c)
 }
 

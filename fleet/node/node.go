@@ -105,12 +105,14 @@ func New(c Config) (*Node, error) {
 		OnClaim: func() { n.follower.Hurry() },
 	})
 	if err == nil {
+		n.shared, err = newShared(n)
+	}
+	if err == nil {
 		n.follower, err = watch.New(watch.Config{Client: client, Prefix: keys.Watched(), Apply: n.apply, Log: c.Log, MaxKeys: maxHosts, MaxBytes: maxDirectory})
 	}
 	if err != nil {
 		return nil, errors.Join(err, client.Close())
 	}
-	n.shared = newShared(n)
 	n.rotation = pki.NewRotation(pki.Issuer{Host: c.Identity.Host, HostKey: c.Identity.Key, Authority: c.Identity.CA, AuthorityKey: func(ctx context.Context) (name.Secret, error) {
 		return n.roster.AuthorityKey(ctx, c.Identity)
 	}}, c.Log)
@@ -182,6 +184,7 @@ func (n *Node) Run(ctx context.Context) {
 	parts.Go(func() { n.follower.Run(ctx) })
 	parts.Go(func() { n.rotation.Run(ctx) })
 	parts.Go(func() { n.shared.mirror.Run(ctx, &n.shared.acks) })
+	parts.Go(func() { n.shared.ring.Run(ctx) })
 	parts.Go(func() {
 		tick := time.NewTicker(fault.Interval(boxesEvery))
 		defer tick.Stop()

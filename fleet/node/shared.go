@@ -6,6 +6,8 @@ import (
 
 	"boxgate/fleet"
 	"boxgate/fleet/shared"
+	"boxgate/fleet/sharedkey"
+	"boxgate/policy/name"
 )
 
 // Shared has the objects that every host of the fleet has in force. Safe for concurrent use.
@@ -15,16 +17,24 @@ type Shared struct {
 	mirror *shared.Mirror
 	fenced func() bool
 	ended  func() bool
+
+	ring     *sharedkey.Ring
+	founding string
 }
 
 // newShared returns the shared objects of a node. They are followed with its directory.
-func newShared(n *Node) Shared {
+func newShared(n *Node) (Shared, error) {
 	keys := fleet.KeysOf(n.Fleet)
+	mirror := shared.NewMirror(keys, n.Log)
+	ring, err := sharedkey.New(sharedkey.Config{
+		Client: n.client, Keys: keys, Identity: n.Identity, Guard: n.session.Guard, Lease: n.session.Lease, Hosts: n.hosts.len, Obtained: mirror.Retry, Log: n.Log,
+		AuthorityKey: func(ctx context.Context) (name.Secret, error) { return n.roster.AuthorityKey(ctx, n.Identity) },
+	})
 	return Shared{
 		table:  shared.Table{Client: n.client, Keys: keys, Host: n.Identity.Host, Guard: n.session.Guard},
 		acks:   shared.Acknowledgements{Client: n.client, Keys: keys, Host: n.Identity.Host, Guard: n.session.Guard, Lease: n.session.Lease},
-		mirror: shared.NewMirror(keys, n.Log), fenced: n.Fenced, ended: n.LeaseEnded,
-	}
+		mirror: mirror, fenced: n.Fenced, ended: n.LeaseEnded, ring: ring, founding: n.Identity.Founding,
+	}, err
 }
 
 // Shared returns the objects that every host has in force.

@@ -32,6 +32,15 @@ func NewWrapKey() (identity name.Secret, recipient string, err error) {
 	return name.NewSecret(id.String()), id.Recipient().String(), nil
 }
 
+// RecipientOf returns the recipient of an identity of [NewWrapKey].
+func RecipientOf(identity name.Secret) (string, error) {
+	id, err := age.ParseX25519Identity(identity.Reveal())
+	if err != nil {
+		return "", errors.New("the wrap key of this host is not readable") // err could quote it
+	}
+	return id.Recipient().String(), nil
+}
+
 // sealed is the plain text of a sealed value. age does not authenticate a place, so that the place is part of it.
 type sealed struct {
 	Place string `json:"place"`

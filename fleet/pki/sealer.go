@@ -3,6 +3,7 @@ package pki
 import (
 	"crypto/cipher"
 	"crypto/hkdf"
+	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 
@@ -49,4 +50,24 @@ func (s *Sealer) Open(place string, text []byte) ([]byte, error) {
 		return nil, errSealed
 	}
 	return value, nil
+}
+
+// ProveRecipient returns a proof that a holder of the authority's key knows a recipient of [NewWrapKey] as the one of a host. Without it,
+// whoever can write to etcd could have secrets sealed to a recipient of their own.
+func ProveRecipient(authority name.Secret, founding, host, recipient string) ([]byte, error) {
+	key, err := hkdf.Key(sha256.New, []byte(authority.Reveal()), nil, "boxgate fleet recipient", sha256.Size)
+	if err != nil {
+		return nil, err
+	}
+	mac := hmac.New(sha256.New, key)
+	for _, part := range []string{founding, host, recipient} {
+		_, _ = mac.Write([]byte(part + "\x00")) // never fails (hash.Hash)
+	}
+	return mac.Sum(nil), nil
+}
+
+// IsProven reports whether proof is one of [ProveRecipient].
+func IsProven(authority name.Secret, founding, host, recipient string, proof []byte) bool {
+	want, err := ProveRecipient(authority, founding, host, recipient)
+	return err == nil && hmac.Equal(want, proof)
 }

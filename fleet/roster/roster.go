@@ -69,10 +69,14 @@ func (r Roster) newMember(m Machine, founding string, authority []byte, key name
 	if err != nil {
 		return member{}, err
 	}
+	proof, err := pki.ProveRecipient(key, founding, m.ID, recipient)
+	if err != nil {
+		return member{}, err
+	}
 	out := member{identity: fleet.Identity{Fleet: r.Name, Founding: founding, Host: m.ID, CA: authority, Key: der, Wrap: wrap.Reveal()}}
 	out.host, err = fleet.Encode(fleet.Host{ID: m.ID, Protocol: fleet.Protocol, Name: m.Name, Key: fingerprint, Joined: time.Now().UTC()})
 	if err == nil {
-		out.wrap, err = fleet.Encode(fleet.Wrap{Recipient: recipient, CA: sealed})
+		out.wrap, err = fleet.Encode(fleet.Wrap{Recipient: recipient, CA: sealed, Proof: proof})
 	}
 	return out, err
 }
@@ -275,7 +279,7 @@ func (r Roster) LeaveStopped(ctx context.Context, id fleet.Identity) error {
 			return ErrNotMember
 		}
 		answer, err := r.Client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(host), "=", revision), clientv3.Compare(clientv3.CreateRevision(present), "=", 0)).
-			Then(clientv3.OpDelete(host), clientv3.OpDelete(k.Wrap(id.Host))).Else(clientv3.OpGet(present, clientv3.WithCountOnly())).Commit()
+			Then(clientv3.OpDelete(host), clientv3.OpDelete(k.Wrap(id.Host)), clientv3.OpPut(k.Left(), id.Host)).Else(clientv3.OpGet(present, clientv3.WithCountOnly())).Commit()
 		switch {
 		case err != nil:
 			return fleet.Unreachable(ctx, err)
@@ -292,7 +296,7 @@ func (r Roster) LeaveStopped(ctx context.Context, id fleet.Identity) error {
 func (r Roster) Leave(ctx context.Context, host string) error {
 	k := r.keys()
 	answer, err := r.Client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(k.Host(host)), ">", 0)).
-		Then(clientv3.OpGet(k.Presence(host)), clientv3.OpDelete(k.Host(host)), clientv3.OpDelete(k.Wrap(host)), clientv3.OpDelete(k.Presence(host))).Commit()
+		Then(clientv3.OpGet(k.Presence(host)), clientv3.OpDelete(k.Host(host)), clientv3.OpDelete(k.Wrap(host)), clientv3.OpDelete(k.Presence(host)), clientv3.OpPut(k.Left(), host)).Commit()
 	if err != nil {
 		return fleet.Unreachable(ctx, err)
 	}

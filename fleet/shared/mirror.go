@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -33,6 +34,8 @@ type Mirror struct {
 	touched  int64         // the revision of the last change of a kind, or of the last listing
 	applied  int64         // the revision up to which all kinds are applied
 	changed  chan struct{} // closed and replaced when applied changes
+
+	current atomic.Bool // applied is revision, as of the last attempt to apply
 }
 
 // NewMirror returns a mirror of all [Kinds], without objects.
@@ -80,6 +83,13 @@ func (m *Mirror) Follow(c watch.Change) {
 	m.applyLocked()
 }
 
+// Retry applies the kinds again that could not be applied, instead of at the next interval.
+func (m *Mirror) Retry() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.applyLocked()
+}
+
 // applyLocked applies the kinds that are due. One that cannot be applied does not delay the others: a policy that becomes tighter is in force
 // although the store has no room for a key. The revision counts as applied with the last kind.
 func (m *Mirror) applyLocked() {
@@ -98,6 +108,7 @@ func (m *Mirror) applyLocked() {
 		}
 		m.due[kind] = false
 	}
+	defer func() { m.current.Store(m.applied == m.revision) }()
 	if !failed && m.applied != m.revision {
 		m.applied = m.revision
 		close(m.changed)
@@ -113,12 +124,9 @@ func (m *Mirror) applyKind(kind Kind) error {
 	return apply(m.objects[kind])
 }
 
-// Current reports whether all shared objects that this host knows are in force. It is false before the first listing.
-func (m *Mirror) Current() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.revision != 0 && m.applied == m.revision
-}
+// Current reports whether all shared objects that this host knows are in force, but for a change that is being applied: nobody has been told
+// that it is in force. It is false before the first listing. It does not block: requests of boxes call it, and applying waits for boxes.
+func (m *Mirror) Current() bool { return m.current.Load() }
 
 // state returns the revision up to which all kinds are applied, the last one of them that changed a kind, and a channel that is closed when
 // the first changes.
@@ -194,9 +202,7 @@ func (m *Mirror) Run(ctx context.Context, a *Acknowledgements) {
 			return
 		case <-changed:
 		case <-time.After(retryEvery):
-			m.mu.Lock()
-			m.applyLocked()
-			m.mu.Unlock()
+			m.Retry()
 		}
 	}
 }

@@ -34,6 +34,7 @@ const (
 // not changed while a host with a lease does not apply it ([ErrUnsupported]). Every program applies API keys.
 var Kinds = []Kind{
 	APIKeys,
+	Headers,
 }
 
 // Announced are the kinds that this host names in its presence.
@@ -97,11 +98,27 @@ const (
 // changed nothing. After a [fleet.ErrUnreachable] it is not known whether the change was made. The error is [ErrUnsupported], with the hosts,
 // while a host with a lease does not apply the kind; one that claims its lease at the same time is found by [Acknowledgements.Behind].
 func (t *Table) Change(ctx context.Context, kind Kind, edit func(objects map[string][]byte) error) (revision int64, err error) {
+	return t.ChangeWith(ctx, kind, func(context.Context) (Also, error) { return Also{}, nil }, edit)
+}
+
+// Also has conditions of the transaction of a change beside the ones of the table, and operations beside the change.
+type Also struct {
+	If   []clientv3.Cmp
+	Then []clientv3.Op
+}
+
+// ChangeWith is [Table.Change] with further conditions and operations, which prepare returns before each call of edit. Its error ends the change.
+// If they are not met it is called again.
+func (t *Table) ChangeWith(ctx context.Context, kind Kind, prepare func(context.Context) (Also, error), edit func(objects map[string][]byte) error) (revision int64, err error) {
 	if err := t.supported(ctx, kind); err != nil {
 		return 0, err
 	}
 	head := headOf(t.Keys, kind)
 	for range attempts {
+		also, err := prepare(ctx)
+		if err != nil {
+			return 0, err
+		}
 		_, seen, err := fleet.Get(ctx, t.Client, head)
 		if err != nil {
 			return 0, err
@@ -118,15 +135,19 @@ func (t *Table) Change(ctx context.Context, kind Kind, edit func(objects map[str
 		if err != nil || len(ops) == 0 {
 			return 0, err
 		}
-		answer, err := t.Client.Txn(ctx).If(t.Guard(), clientv3.Compare(clientv3.ModRevision(head), "=", seen)).
-			Then(append(ops, clientv3.OpPut(head, t.Host))...).Else(clientv3.OpGet(head)).Commit()
+		conditions := append(slices.Clone(also.If), t.Guard(), clientv3.Compare(clientv3.ModRevision(head), "=", seen))
+		answer, err := t.Client.Txn(ctx).If(conditions...).Then(slices.Concat(ops, also.Then, []clientv3.Op{clientv3.OpPut(head, t.Host)})...).Commit()
 		if err != nil {
 			return 0, fleet.Unreachable(ctx, err)
 		}
 		if answer.Succeeded {
 			return answer.Header.Revision, nil
 		}
-		if now := answer.Responses[0].GetResponseRange().Kvs; len(now) == 0 && seen == 0 || len(now) > 0 && now[0].ModRevision == seen {
+		lease, err := t.Client.Txn(ctx).If(t.Guard()).Commit()
+		if err != nil {
+			return 0, fleet.Unreachable(ctx, err)
+		}
+		if !lease.Succeeded {
 			return 0, ErrFenced
 		}
 	}

@@ -1,0 +1,127 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"boxgate/fleet/pki"
+	"boxgate/fleet/shared"
+	"boxgate/fleet/sharedkey"
+)
+
+// headersID is the ID of the only object of the kind [shared.Headers].
+const headersID = "rules"
+
+// MaxHeaders is the largest document of header rules of a fleet in bytes. Sealed and encoded it is below the bound of one object.
+const MaxHeaders = 380 << 10
+
+// Headers is a document of the fleet's global header rules. Version 0: there was none yet.
+type Headers struct {
+	Version  uint64
+	Document []byte
+}
+
+// sealedHeaders is the object in etcd.
+type sealedHeaders struct {
+	Version uint64 `json:"version"`
+	Key     string `json:"key"`  // ID of the shared key
+	Host    string `json:"host"` // that wrote it
+	Sealed  []byte `json:"sealed"`
+}
+
+// errHeaders is the error of an object that no member has written in this place. It does not quote it.
+var errHeaders = errors.New("the header rules of the fleet in etcd were not sealed by a member for this place, or are damaged")
+
+// headersPurpose is the purpose of the key that is derived from the shared one.
+const headersPurpose = "header rules"
+
+// place binds sealed rules to the fleet, the key of etcd, the key and the version: they cannot be moved or shown as another version.
+func (h sealedHeaders) place(founding string) string {
+	return fmt.Sprintf("%s %s/%s %s %s %d", founding, shared.Headers, headersID, h.Key, h.Host, h.Version)
+}
+
+// decodeHeaders reads the object; the zero value: there is none.
+func decodeHeaders(objects map[string][]byte) (h sealedHeaders, err error) {
+	text, ok := objects[headersID]
+	if !ok {
+		return h, nil
+	}
+	if err := json.Unmarshal(text, &h); err != nil || h.Version == 0 || h.Key == "" {
+		return sealedHeaders{}, errHeaders // err could quote it
+	}
+	return h, nil
+}
+
+// openTimeout bounds reading the key of a document that this host does not have in memory.
+const openTimeout = 2 * time.Second
+
+// OpenHeaders opens the header rules of the fleet among the objects of their kind, see [shared.Apply]. With [sharedkey.ErrNoKey] the other hosts
+// are asked for the key; the objects are applied again when one has answered.
+func (s *Shared) OpenHeaders(objects map[string][]byte) (Headers, error) {
+	h, err := decodeHeaders(objects)
+	if err != nil || h.Version == 0 {
+		return Headers{}, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
+	defer cancel()
+	key, err := s.ring.Get(ctx, h.Key)
+	if err != nil {
+		return Headers{}, err
+	}
+	sealer, err := pki.NewSealer(key, headersPurpose)
+	if err != nil {
+		return Headers{}, err
+	}
+	document, err := sealer.Open(h.place(s.founding), h.Sealed)
+	if err != nil {
+		return Headers{}, errHeaders
+	}
+	return Headers{h.Version, document}, nil
+}
+
+// headersTimeout is that of a change of header rules. It may make a key for every host, see [sharedkey.Ring.Prepare].
+const headersTimeout = time.Minute
+
+// ChangeHeaders replaces the header rules of the fleet, and returns their version when they are in force on every host with a lease. check gets the
+// version that is replaced; its error ends the change. The new version is higher than that and least. The error is [shared.ErrBehind] if
+// hosts take too long; the change is made then.
+func (s *Shared) ChangeHeaders(ctx context.Context, least uint64, check func(version uint64) error, document []byte) (version uint64, err error) {
+	if len(document) > MaxHeaders {
+		return 0, shared.ErrTooLarge
+	}
+	ctx = context.WithoutCancel(ctx)
+	call, cancel := context.WithTimeout(ctx, headersTimeout)
+	defer cancel()
+	var with sharedkey.Prepared
+	prepare := func(ctx context.Context) (shared.Also, error) {
+		with, err = s.ring.Prepare(ctx)
+		return shared.Also{If: with.If, Then: with.Then}, err
+	}
+	revision, err := s.table.ChangeWith(call, shared.Headers, prepare, func(objects map[string][]byte) error {
+		now, err := decodeHeaders(objects)
+		if err != nil {
+			now = sealedHeaders{} // it is replaced
+		}
+		if err := check(now.Version); err != nil {
+			return err
+		}
+		sealer, err := pki.NewSealer(with.Key, headersPurpose)
+		if err != nil {
+			return err
+		}
+		next := sealedHeaders{Version: max(now.Version, least) + 1, Key: with.ID, Host: s.table.Host}
+		next.Sealed = sealer.Seal(next.place(s.founding), document)
+		text, err := json.Marshal(next)
+		objects[headersID], version = text, next.Version
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	wait, stop := context.WithTimeout(ctx, everywhereTimeout)
+	defer stop()
+	return version, s.mirror.AwaitAll(wait, &s.acks, shared.Headers, revision)
+}
