@@ -25,8 +25,13 @@ type Policy struct {
 	Named string `json:"named,omitempty"`
 	// Resource is the BoxgatePolicy, NAMESPACE/NAME, that a named policy belongs to; "": it is the operator's.
 	Resource string `json:"resource,omitempty"`
-	// Gone is set for the policy of a deleted resource, which boxes still follow.
+	// Fleet is set for a named policy of the fleet: the SHA-256 of the fleet's record that it comes from, in hexadecimal digits. Version is the
+	// fleet's then.
+	Fleet string `json:"fleet,omitempty"`
+	// Gone is set for the policy of a deleted resource, or one that the fleet has deleted, which boxes still follow.
 	Gone bool `json:"gone,omitempty"`
+	// Problem is why a policy of the fleet cannot be in force on this host. Spec denies everything then; "": it is in force.
+	Problem string `json:"problem,omitempty"`
 }
 
 // Lease is a temporary entry of a policy.
@@ -123,15 +128,20 @@ func stagePolicy(tx *transaction, id policy.BoxID, next Policy, by history.Origi
 
 // stageNewer stages a policy whose version is higher than that of the committed one.
 func stageNewer(tx *transaction, s slot, next Policy, by history.Origin) error {
-	data, err := json.Marshal(next)
-	if err != nil {
-		return err
-	}
 	old, found, err := committedVersion(tx, s)
 	if err != nil {
 		return err
 	} else if found && next.Version <= old {
 		return fmt.Errorf("the %s already has version %d, which version %d cannot follow: %w", s.label, old, next.Version, ErrConflict)
+	}
+	return stagePolicyAt(tx, s, next, by)
+}
+
+// stagePolicyAt stages a policy, whatever the version of the committed one is.
+func stagePolicyAt(tx *transaction, s slot, next Policy, by history.Origin) error {
+	data, err := json.Marshal(next)
+	if err != nil {
+		return err
 	}
 	v, text, err := policyVersion(next, by)
 	if err != nil {
@@ -203,7 +213,8 @@ func (db Rules) NamedPolicies() (map[string]Policy, error) {
 
 // StageNamed stores a named policy and the policies of the boxes that follow it, in one transaction, next to the
 // committed ones. They are not applied until [Rules.CommitNamed]. Each version must be higher than the committed one's,
-// else the error is [ErrConflict]. by is recorded in the histories of the boxes.
+// else the error is [ErrConflict], except that of a policy of the fleet, whose etcd may have been restored from an older backup. by is
+// recorded in the histories of the boxes.
 func (db Rules) StageNamed(name string, next Policy, boxes map[policy.BoxID]Policy, by history.Origin) error {
 	return db.update(func(tx *transaction) error {
 		for id, p := range boxes {
@@ -211,7 +222,34 @@ func (db Rules) StageNamed(name string, next Policy, boxes map[policy.BoxID]Poli
 				return err
 			}
 		}
+		if next.Fleet != "" {
+			return stagePolicyAt(tx, namedSlot(name), next, by)
+		}
 		return stageNewer(tx, namedSlot(name), next, by)
+	})
+}
+
+// KeepNamed replaces what is recorded of a named policy beside its content: the boxes that follow it, and its version, stay. The error is
+// [ErrConflict] if the content is another.
+func (db Rules) KeepNamed(name string, next Policy) error {
+	return db.update(func(tx *transaction) error {
+		s := namedSlot(name)
+		now, err := getPolicy(tx, s)
+		if err != nil {
+			return err
+		}
+		if !reflect.DeepEqual(now.Spec, next.Spec) {
+			return fmt.Errorf("the %s has another content: %w", s.label, ErrConflict)
+		}
+		data, err := json.Marshal(next)
+		if err != nil {
+			return err
+		}
+		policies, err := tx.table(layout.Policies)
+		if err != nil {
+			return err
+		}
+		return policies.Put([]byte(s.owner), data)
 	})
 }
 

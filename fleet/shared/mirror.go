@@ -26,16 +26,17 @@ type Mirror struct {
 	kinds []Kind
 	log   *zap.Logger
 
-	mu       sync.Mutex // held while a state is applied
+	applying sync.Mutex // held while a state is applied
 	objects  map[Kind]map[string][]byte
 	apply    map[Kind]Apply
 	due      map[Kind]bool // not applied yet
 	revision int64         // of objects; 0: no listing yet
-	touched  int64         // the revision of the last change of a kind, or of the last listing
-	applied  int64         // the revision up to which all kinds are applied
-	changed  chan struct{} // closed and replaced when applied changes
 
-	current atomic.Bool // applied is revision, as of the last attempt to apply
+	mu      sync.Mutex    // never held while a state is applied, which may take seconds: every request of the API looks at current
+	current bool          // the last attempt to apply has succeeded for all kinds
+	touched int64         // the revision of the last change of a kind, or of the last listing
+	applied int64         // the revision up to which all kinds are applied
+	changed chan struct{} // closed and replaced when applied changes
 }
 
 // NewMirror returns a mirror of all [Kinds], without objects.
@@ -52,16 +53,20 @@ func newMirror(keys fleet.Keys, kinds []Kind, log *zap.Logger) *Mirror {
 // Attach sets how each of [Kinds] is applied, and applies the known objects. A kind without an entry cannot be applied: the host stays
 // fenced.
 func (m *Mirror) Attach(apply map[Kind]Apply) {
+	m.applying.Lock()
+	defer m.applying.Unlock()
+	m.apply = apply
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.apply, m.applied = apply, 0
+	m.applied, m.current = 0, false
+	m.mu.Unlock()
 	m.applyLocked()
 }
 
 // Follow takes a change of the watched prefix, and applies it.
 func (m *Mirror) Follow(c watch.Change) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.applying.Lock()
+	defer m.applying.Unlock()
+	touched := false
 	for _, kind := range m.kinds {
 		prefix, changed := prefixOf(m.keys, kind), c.Listed
 		for _, e := range c.Set {
@@ -75,11 +80,14 @@ func (m *Mirror) Follow(c watch.Change) {
 				m.due[kind], changed = true, true
 			}
 		}
-		if changed {
-			m.touched = c.Revision
-		}
+		touched = touched || changed
 	}
 	m.revision = c.Revision
+	if touched {
+		m.mu.Lock()
+		m.touched = c.Revision
+		m.mu.Unlock()
+	}
 	m.applyLocked()
 }
 
@@ -91,7 +99,7 @@ func (m *Mirror) Retry() {
 }
 
 // applyLocked applies the kinds that are due. One that cannot be applied does not delay the others: a policy that becomes tighter is in force
-// although the store has no room for a key. The revision counts as applied with the last kind.
+// although the store has no room for a key. The revision counts as applied with the last kind. The caller holds applying.
 func (m *Mirror) applyLocked() {
 	if m.revision == 0 {
 		return
@@ -108,7 +116,9 @@ func (m *Mirror) applyLocked() {
 		}
 		m.due[kind] = false
 	}
-	defer func() { m.current.Store(m.applied == m.revision) }()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.current = !failed
 	if !failed && m.applied != m.revision {
 		m.applied = m.revision
 		close(m.changed)
@@ -124,9 +134,13 @@ func (m *Mirror) applyKind(kind Kind) error {
 	return apply(m.objects[kind])
 }
 
-// Current reports whether all shared objects that this host knows are in force, but for a change that is being applied: nobody has been told
-// that it is in force. It is false before the first listing. It does not block: requests of boxes call it, and applying waits for boxes.
-func (m *Mirror) Current() bool { return m.current.Load() }
+// Current reports whether all shared objects that this host knows are in force. It is false before the first listing, and stays as it was
+// while later ones are applied for the first time. It does not wait for that.
+func (m *Mirror) Current() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.current
+}
 
 // state returns the revision up to which all kinds are applied, the last one of them that changed a kind, and a channel that is closed when
 // the first changes.
@@ -202,7 +216,9 @@ func (m *Mirror) Run(ctx context.Context, a *Acknowledgements) {
 			return
 		case <-changed:
 		case <-time.After(retryEvery):
-			m.Retry()
+			m.applying.Lock()
+			m.applyLocked()
+			m.applying.Unlock()
 		}
 	}
 }

@@ -84,7 +84,7 @@ func TestChanges(t *testing.T) {
 	if _, err := a.table.Change(t.Context(), APIKeys, func(map[string][]byte) error { return own }); !errors.Is(err, own) {
 		t.Error(err)
 	}
-	if _, err := a.table.Change(t.Context(), APIKeys, set("large", strings.Repeat("x", maxValue+1))); !errors.Is(err, ErrTooLarge) {
+	if _, err := a.table.Change(t.Context(), APIKeys, set("large", strings.Repeat("x", MaxValue+1))); !errors.Is(err, ErrTooLarge) {
 		t.Error(err)
 	}
 	if _, err := client.Revoke(t.Context(), b.lease); err != nil {

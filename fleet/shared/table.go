@@ -87,8 +87,8 @@ var (
 
 // Bounds of the objects of a kind.
 const (
-	maxBytes   = 4 << 20   // keys and values of all objects
-	maxValue   = 512 << 10 // one value; etcd refuses requests above 1.5 MiB
+	MaxBytes   = 4 << 20   // keys and values of all objects
+	MaxValue   = 512 << 10 // one value; etcd refuses requests above 1.5 MiB
 	maxChanged = 100       // objects of one change; etcd refuses transactions with more than 128 operations
 	attempts   = 16
 )
@@ -175,7 +175,7 @@ func (t *Table) difference(kind Kind, before, after map[string][]byte) (ops []cl
 	for _, id := range slices.Sorted(maps.Keys(after)) {
 		value := after[id]
 		total += len(prefix) + len(id) + len(value)
-		if len(value) > maxValue {
+		if len(value) > MaxValue {
 			return nil, ErrTooLarge
 		}
 		if old, ok := before[id]; !ok || !bytes.Equal(old, value) {
@@ -187,7 +187,7 @@ func (t *Table) difference(kind Kind, before, after map[string][]byte) (ops []cl
 			ops = append(ops, clientv3.OpDelete(prefix+id))
 		}
 	}
-	if total > maxBytes || len(ops) > maxChanged {
+	if total > MaxBytes || len(ops) > maxChanged {
 		return nil, ErrTooLarge
 	}
 	return ops, nil
