@@ -400,6 +400,7 @@ type HeaderState struct {
 	Version  uint64
 	Warnings []document.Problem
 	Was      []policy.HeaderRule // the rules that this call replaced
+	Fleet    bool                // they are the global rules of the fleet
 }
 
 // URLRequest asks for a public URL. With neither Bearer nor Basic, the URL needs no credential; with both, it accepts

@@ -6,10 +6,19 @@ import (
 
 	"boxgate/fleet/shared"
 	"boxgate/host/keys"
+	"boxgate/host/rules"
 )
 
 // fleetKeys returns the API keys of the fleet, nil without a fleet.
 func (p *parts) fleetKeys() keys.Fleet {
+	if p.fleet == nil {
+		return nil
+	}
+	return p.fleet.Shared()
+}
+
+// fleetHeaders returns the header rules of the fleet, nil without a fleet.
+func (p *parts) fleetHeaders() rules.FleetHeaders {
 	if p.fleet == nil {
 		return nil
 	}
@@ -23,7 +32,7 @@ func (o *opening) openShared(context.Context) error {
 		return nil
 	}
 	o.turn.leaseEnded = f.LeaseEnded
-	f.Shared().Attach(map[shared.Kind]shared.Apply{shared.APIKeys: o.keys.ApplyFleet})
+	f.Shared().Attach(map[shared.Kind]shared.Apply{shared.APIKeys: o.keys.ApplyFleet, shared.Headers: o.policies.ApplyFleetHeaders})
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/history"
 	"boxgate/store/layout"
 )
@@ -23,6 +24,64 @@ func (db Rules) Headers(id policy.BoxID) (Headers, error) { return db.getHeaders
 
 // GlobalHeaders returns the header rules of every box. If they were never set they are empty, with version 0.
 func (db Rules) GlobalHeaders() (Headers, error) { return db.getHeaders(layout.Global) }
+
+// EncodeHeaders returns the document of header rules, with their literal values in the clear. Rules that could not be read back are refused.
+func EncodeHeaders(rules []policy.HeaderRule) ([]byte, error) {
+	rec, err := newHeadersRecord(rules, 1)
+	return rec.Rules, err
+}
+
+// DecodeHeaders reads a result of [EncodeHeaders].
+func DecodeHeaders(document []byte) ([]policy.HeaderRule, error) {
+	h, err := headersRecord{Version: 1, Rules: document}.headers()
+	return h.Rules, err
+}
+
+// fleetHeaders is the key of the settings with this host's copy of the global header rules of its fleet.
+const fleetHeaders = "fleet headers"
+
+// fleetHeadersRecord is the stored form of the copy, before it is sealed.
+type fleetHeadersRecord struct {
+	Founding string        `json:"founding"` // of the fleet
+	Headers  headersRecord `json:"headers"`
+}
+
+// FleetHeaders returns the copy of the fleet's global header rules, and the founding of that fleet. Without one both are zero.
+func (db Rules) FleetHeaders() (founding string, h Headers, err error) {
+	text, err := db.getText(fleetHeaders)
+	if err != nil || text.Reveal() == "" {
+		return "", Headers{}, err
+	}
+	var rec fleetHeadersRecord
+	if err := json.Unmarshal([]byte(text.Reveal()), &rec); err != nil {
+		return "", Headers{}, errRules // err may quote a secret
+	}
+	h, err = rec.Headers.headers()
+	return rec.Founding, h, err
+}
+
+// SetFleetHeaders stores the copy of the fleet's global header rules, sealed, without a version in the history. With an empty founding it removes the
+// copy.
+func (db Rules) SetFleetHeaders(founding string, h Headers) error {
+	if founding == "" {
+		return db.update(func(tx *transaction) error {
+			settings, err := tx.table(layout.Settings)
+			if err != nil || !settings.Has([]byte(fleetHeaders)) {
+				return err
+			}
+			return tx.delete(layout.Settings, []byte(fleetHeaders))
+		})
+	}
+	rec, err := newHeadersRecord(h.Rules, h.Version)
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(fleetHeadersRecord{founding, rec})
+	if err != nil {
+		return err
+	}
+	return db.setText(fleetHeaders, name.NewSecret(string(text)))
+}
 
 // LastHeadersVersion is [Rules.LastVersion] for the header rules of a box, or for the global ones with "".
 func (db Rules) LastHeadersVersion(id policy.BoxID) (uint64, error) {

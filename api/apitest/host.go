@@ -47,14 +47,15 @@ type Host struct {
 	ctx context.Context // when it ends, all commands are killed
 	end func()
 
-	Mu      sync.Mutex
-	ByID    map[policy.BoxID]*Box
-	Global  api.HeaderState
-	Env     map[string]name.Secret // of new boxes
-	Created []api.CreateRequest
-	Execs   []api.ExecRequest
-	Models  api.ModelUsage     // of all boxes
-	Sizes   []api.TerminalSize // all resizes of sessions
+	Mu         sync.Mutex
+	ByID       map[policy.BoxID]*Box
+	Global     api.HeaderState
+	FleetRules api.HeaderState
+	Env        map[string]name.Secret // of new boxes
+	Created    []api.CreateRequest
+	Execs      []api.ExecRequest
+	Models     api.ModelUsage     // of all boxes
+	Sizes      []api.TerminalSize // all resizes of sessions
 
 	NotReady  error               // returned by Ready
 	Unremoved []string            // in Capacity
@@ -529,6 +530,27 @@ func (h *Host) SetGlobalHeaders(_ context.Context, rules []policy.HeaderRule, if
 		return api.HeaderState{}, err
 	}
 	return setHeaders(&h.Global, rules, ifMatch)
+}
+
+// FleetHeaders implements the Host of [boxgate/api/rules].
+func (h *Host) FleetHeaders(context.Context) (api.HeaderState, error) {
+	leave, err := h.beginCall()
+	defer leave()
+	state := h.FleetRules
+	state.Fleet = true
+	return state, err
+}
+
+// SetFleetHeaders implements the Host of [boxgate/api/rules].
+func (h *Host) SetFleetHeaders(_ context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
+	leave, err := h.beginCall()
+	defer leave()
+	if err != nil {
+		return api.HeaderState{}, err
+	}
+	state, err := setHeaders(&h.FleetRules, rules, ifMatch)
+	state.Fleet = true
+	return state, err
 }
 
 // RotateStoreKey implements the Store of [boxgate/api/gateway].

@@ -308,5 +308,9 @@ func secretsOf(rules []policy.HeaderRule) (names []string) {
 
 // OfHeaders describes a change of the header rules of a box, or of the global ones for "".
 func OfHeaders(id policy.BoxID, s api.HeaderState) *rest.Change {
-	return &rest.Change{Box: id, What: map[string]any{"headers": Headers(s.Was, s.Rules, s.Version)}}
+	what := "headers"
+	if s.Fleet {
+		what = "fleet_headers"
+	}
+	return &rest.Change{Box: id, What: map[string]any{what: Headers(s.Was, s.Rules, s.Version)}}
 }

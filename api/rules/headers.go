@@ -29,6 +29,7 @@ type headersView struct {
 	AttachHeaders map[string][]string `json:"attach_headers" doc:"host pattern to header names"`
 	Rules         map[string]ruleView `json:"rules" doc:"host pattern to what may be shown of its rule"`
 	Version       uint64              `json:"version" doc:"also the ETag"`
+	Fleet         bool                `json:"fleet,omitempty" doc:"the rules of the fleet, which each of its hosts applies; absent: of this host alone"`
 	Warnings      []problem.View      `json:"warnings,omitempty"`
 }
 
@@ -102,7 +103,7 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 // headersViewOf returns header rules without their values.
 func headersViewOf(s api.HeaderState) headersView {
 	view := headersView{
-		AttachHeaders: map[string][]string{}, Rules: map[string]ruleView{}, Version: s.Version, Warnings: problem.Views(s.Warnings),
+		AttachHeaders: map[string][]string{}, Rules: map[string]ruleView{}, Version: s.Version, Fleet: s.Fleet, Warnings: problem.Views(s.Warnings),
 	}
 	for _, r := range s.Rules { // alternatives are adjacent
 		host, entry := r.Pattern.String(), viewRule(r)
@@ -249,7 +250,11 @@ func (e *Endpoints) putHeaders(w http.ResponseWriter, r *http.Request) (rest.Rep
 }
 
 func (e *Endpoints) getGlobalHeaders(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	state, err := e.Host.GlobalHeaders(r.Context())
+	s, err := e.globalStore(r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	state, err := s.get(r.Context())
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -257,11 +262,15 @@ func (e *Endpoints) getGlobalHeaders(_ http.ResponseWriter, r *http.Request) (re
 }
 
 func (e *Endpoints) putGlobalHeaders(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	s, err := e.globalStore(r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
 	rules, match, err := e.readHeaders(w, r, nil)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	state, err := e.Host.SetGlobalHeaders(r.Context(), rules, match)
+	state, err := s.set(r.Context(), rules, match)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -294,7 +303,28 @@ func (e *Endpoints) patchHeaders(w http.ResponseWriter, r *http.Request) (rest.R
 }
 
 func (e *Endpoints) patchGlobalHeaders(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	return e.patch(w, r, headerStore{get: e.Host.GlobalHeaders, set: e.Host.SetGlobalHeaders})
+	s, err := e.globalStore(r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return e.patch(w, r, s)
+}
+
+// globalQuery selects the global rules of the fleet.
+type globalQuery struct {
+	Fleet bool `json:"fleet,omitempty" doc:"the rules of the fleet, for the boxes of all its hosts, instead of the rules of this host"`
+}
+
+// globalStore returns the global rules of this host, or of the fleet.
+func (e *Endpoints) globalStore(r *http.Request) (headerStore, error) {
+	var q globalQuery
+	if err := rest.Query(r, &q); err != nil {
+		return headerStore{}, err
+	}
+	if q.Fleet {
+		return headerStore{get: e.Host.FleetHeaders, set: e.Host.SetFleetHeaders}, nil
+	}
+	return headerStore{get: e.Host.GlobalHeaders, set: e.Host.SetGlobalHeaders}, nil
 }
 
 // headerStore reads and replaces one set of header rules.

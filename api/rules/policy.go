@@ -59,6 +59,10 @@ type Headers interface {
 	GlobalHeaders(ctx context.Context) (api.HeaderState, error)
 	// SetGlobalHeaders replaces them, and returns after that is applied to every box.
 	SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error)
+	// FleetHeaders returns the rules that apply to every box of every host of the fleet. Without a fleet the error is an ErrNotFound.
+	FleetHeaders(ctx context.Context) (api.HeaderState, error)
+	// SetFleetHeaders replaces them, and returns after that is applied to every box of every host with a lease.
+	SetFleetHeaders(ctx context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error)
 }
 
 // Named are the policies that boxes follow by name.
@@ -93,9 +97,9 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "GET", Path: "/v2/box/{id}/config/attach-headers", ID: "getHeaders", Versioned: true, Summary: "The box's header rules, without values", Response: reflect.TypeFor[headersView](), Handle: e.getHeaders},
 		{Method: "PUT", Path: "/v2/box/{id}/config/attach-headers", ID: "setHeaders", Versioned: true, Summary: "Replace the box's header rules", Request: reflect.TypeFor[headersBody](), Example: `{"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[headersView](), Handle: e.putHeaders},
 		{Method: "PATCH", Path: "/v2/box/{id}/config/attach-headers", ID: "changeHeaders", Versioned: true, Summary: "Change the box's header rules for the given hosts; null removes a host's rule", Request: reflect.TypeFor[headersBody](), Example: `{"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[headersView](), Handle: e.patchHeaders},
-		{Method: "GET", Path: "/v2/box/settings/attach-headers", ID: "getGlobalHeaders", Versioned: true, Summary: "The header rules of every box, without values", Response: reflect.TypeFor[headersView](), Handle: e.getGlobalHeaders},
-		{Method: "PUT", Path: "/v2/box/settings/attach-headers", ID: "setGlobalHeaders", Versioned: true, Summary: "Replace the header rules of every box", Request: reflect.TypeFor[headersBody](), Example: `{"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[headersView](), Handle: e.putGlobalHeaders},
-		{Method: "PATCH", Path: "/v2/box/settings/attach-headers", ID: "changeGlobalHeaders", Versioned: true, Summary: "Change the header rules of every box for the given hosts; null removes a host's rule", Request: reflect.TypeFor[headersBody](), Example: `{"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[headersView](), Handle: e.patchGlobalHeaders},
+		{Method: "GET", Path: "/v2/box/settings/attach-headers", ID: "getGlobalHeaders", Versioned: true, Summary: "The header rules of every box, without values", Query: reflect.TypeFor[globalQuery](), Response: reflect.TypeFor[headersView](), Handle: e.getGlobalHeaders},
+		{Method: "PUT", Path: "/v2/box/settings/attach-headers", ID: "setGlobalHeaders", Versioned: true, Summary: "Replace the header rules of every box; with fleet=true of every host, which answers once they are in force there", Query: reflect.TypeFor[globalQuery](), Request: reflect.TypeFor[headersBody](), Example: `{"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[headersView](), Handle: e.putGlobalHeaders},
+		{Method: "PATCH", Path: "/v2/box/settings/attach-headers", ID: "changeGlobalHeaders", Versioned: true, Summary: "Change the header rules of every box for the given hosts; null removes a host's rule", Query: reflect.TypeFor[globalQuery](), Request: reflect.TypeFor[headersBody](), Example: `{"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[headersView](), Handle: e.patchGlobalHeaders},
 	}...)
 }
 

@@ -43,6 +43,9 @@ func (n *Node) Shared() *Shared { return &n.shared }
 // Attach sets how each of [shared.Kinds] is applied to the tables of this host, and applies the known ones. Call it before [Node.Run].
 func (s *Shared) Attach(apply map[shared.Kind]shared.Apply) { s.mirror.Attach(apply) }
 
+// Founding is the ID of the fleet that this host has joined.
+func (s *Shared) Founding() string { return s.founding }
+
 // Fenced reports whether shared objects must not be used, see [Node.Fenced].
 func (s *Shared) Fenced() bool { return s.fenced() }
 

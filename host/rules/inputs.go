@@ -23,6 +23,8 @@ type inputs struct {
 	version   uint64
 	headers   []policy.HeaderRule // rules of this box
 	global    []policy.HeaderRule // rules of all boxes
+	fleet     []policy.HeaderRule // rules of all boxes of all hosts of the fleet
+	fence     func() bool         // whether fleet must not be used now
 	tokens    name.Secret         // key that placeholder tokens are derived from
 	protected *name.Protected     // nil: unknown, so every address is protected
 	ceiling   *policy.Ceiling     // nil: no ceiling configured
@@ -44,7 +46,7 @@ func (in inputs) compile() (*policy.Compiled, error) {
 	}
 	o := policy.Options{
 		Version: in.version, Headers: policy.WithTokens(in.rules(), in.tokens), Protected: in.protected, Ceiling: in.ceiling,
-		Upstream: in.upstream, Source: in.source, Unusable: in.unusable, Services: in.services, Cluster: in.cluster,
+		Upstream: in.upstream, Fence: in.fence, Source: in.source, Unusable: in.unusable, Services: in.services, Cluster: in.cluster,
 	}
 	if in.spent {
 		o.Withheld = policy.Withheld{Reason: name.ReasonQuota, Rule: "limits.quota"}
@@ -91,8 +93,14 @@ func withLeases(spec policy.Spec, leases []store.Lease) (_ policy.Spec, audit bo
 	return spec, audit
 }
 
-// rules returns the global header rules merged with the box's own, which take precedence.
-func (in inputs) rules() []policy.HeaderRule { return policy.MergeHeaders(in.global, in.headers) }
+// rules returns the header rules of the fleet merged with the global ones of this host, and these with the box's own. The latter take precedence.
+func (in inputs) rules() []policy.HeaderRule {
+	global := in.global
+	if len(in.fleet) > 0 {
+		global = policy.MergeHeaders(in.fleet, global)
+	}
+	return policy.MergeHeaders(global, in.headers)
+}
 
 // Shared holds the policy inputs common to all boxes. The zero value protects every address. Safe for concurrent use.
 type Shared struct {
@@ -103,9 +111,11 @@ type Shared struct {
 	cluster  *policy.Cluster      // network.cluster of the configuration; nil: no cluster
 	clock    func() lease.Now     // nil: [lease.System]
 	named    namedPolicies
+	fence    func() bool // see inputs; set before s is in use
 
 	mu            sync.Mutex
 	global        []policy.HeaderRule
+	fleet         []policy.HeaderRule // marked as such
 	protected     *name.Protected
 	hostAddresses []netip.Prefix // the host's addresses, among others
 }
@@ -146,7 +156,7 @@ func (s *Shared) CheckNew(spec policy.Spec, headers []policy.HeaderRule) error {
 	return err
 }
 
-// Rules returns the global header rules merged with headers, which take precedence.
+// Rules returns the global header rules, of the fleet and of this host, merged with headers, which take precedence.
 func (s *Shared) Rules(headers []policy.HeaderRule) []policy.HeaderRule {
 	in := s.sharedInputs()
 	in.headers = headers
@@ -175,7 +185,7 @@ func (s *Shared) sharedInputs() inputs {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return inputs{
-		global: s.global, protected: s.protected, ceiling: s.ceiling, upstream: s.upstream, unusable: unusable(s.sources, s.hostAddresses),
+		global: s.global, fleet: s.fleet, fence: s.fence, protected: s.protected, ceiling: s.ceiling, upstream: s.upstream, unusable: unusable(s.sources, s.hostAddresses),
 		services: s.services, cluster: s.cluster,
 	}
 }
@@ -201,7 +211,7 @@ func (s *Shared) inputsOf(b *state.Box) inputs {
 	in.spec, in.version, in.headers, in.tokens = b.Spec, b.Version, b.Headers, b.Record.PlaceholderKey
 	in.spent, in.source = b.Spent.Load(), b.Record.Source
 	if b.Alone {
-		in.global = nil
+		in.global, in.fleet = nil, nil
 	}
 	return in
 }
@@ -247,6 +257,12 @@ func (s *Shared) setGlobal(rules []policy.HeaderRule) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.global = rules
+}
+
+func (s *Shared) setFleet(rules []policy.HeaderRule) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fleet = policy.OfFleet(rules)
 }
 
 // setProtected records the protected ranges, and the host's addresses that they were built from.

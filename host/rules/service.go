@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -41,6 +42,7 @@ type Config struct {
 	Net      *enforce.Enforcer
 	Trail    *trail.Trail          // records changes that no API call asked for
 	Before   *handover.Predecessor `required:"false"`
+	Headers  FleetHeaders          `required:"false"` // of the fleet; nil: there is none
 }
 
 // Resolver looks names up for explanations; it is implemented by dns.Server.
@@ -78,8 +80,12 @@ type Service struct {
 
 	changingGlobal sync.Mutex // serialises changes of the global header rules
 
-	mu     sync.Mutex
-	global store.Headers // the committed global header rules
+	fleet       FleetHeaders // nil: there is none
+	fleetBehind atomic.Bool  // etcd has earlier rules of the fleet than this host had in force
+
+	mu      sync.Mutex
+	global  store.Headers // the committed global header rules
+	ofFleet store.Headers // the rules of the fleet in force
 }
 
 // New returns a service with the stored global header rules and named policies loaded.
@@ -89,9 +95,10 @@ func New(c Config) (*Service, error) {
 	}
 	p := &Service{
 		resolver: c.Resolver, auditBy: c.Audit, before: c.Before, log: c.Log, store: c.Store, records: c.Records, keys: c.Keys, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leasesChanged: make(chan struct{}, 1), leaseGrace: leaseGrace,
-		observed: c.Observed, replaying: make(chan struct{}, 1),
+		observed: c.Observed, replaying: make(chan struct{}, 1), fleet: c.Headers,
 	}
-	return p, p.loadGlobal()
+	p.shared.fence = p.fleetFence
+	return p, errors.Join(p.loadGlobal(), p.loadFleet())
 }
 
 // Policy implements the Host of [boxgate/api/rules].

@@ -35,7 +35,7 @@ var (
 	URLs     = []byte("urls")     // ID, NUL, port big-endian → URL as JSON, with its key sealed
 	APIKeys  = []byte("api_keys") // hash → APIKey as JSON
 
-	Settings  = []byte("settings")  // sealed; "environment": variables for new boxes; "installation": the host's part of IDs; "source ", name: state of a secret's source; "identity keys": keys that sign tokens; "fleet": the membership of this host in a fleet; "domain ", host name: the API key that has it for a URL, or had it recently; "domains": the secret of the tokens that prove domains; "revoked key ", ID: the limits of a revoked API key; "ports ", ID: the shared ports of a box; "key secret ", ID: a secret of an API key
+	Settings  = []byte("settings")  // sealed; "environment": variables for new boxes; "installation": the host's part of IDs; "source ", name: state of a secret's source; "identity keys": keys that sign tokens; "fleet": the membership of this host in a fleet; "fleet headers": its copy of the fleet's header rules; "domain ", host name: the API key that has it for a URL, or had it recently; "domains": the secret of the tokens that prove domains; "revoked key ", ID: the limits of a revoked API key; "ports ", ID: the shared ports of a box; "key secret ", ID: a secret of an API key
 	Snapshots = []byte("snapshots") // sealed; ID of the snapshot → Snapshot
 	Layers    = []byte("layers")    // layer, NUL, owner → layer
 	Schedules = []byte("schedules") // sealed; ID of the box, NUL, ID of the schedule → Schedule

@@ -19,17 +19,23 @@ import (
 	"boxgate/rule/kinds"
 )
 
-// newHeadersCommand is `gateway headers`; without --box it applies to the rules of every box.
+// newHeadersCommand is `gateway headers`; without --box it applies to the rules of every box, of this host or with --fleet of all.
 func newHeadersCommand(o *cli.Options) *cobra.Command {
 	var box string
+	var fleet bool
 	path := func() string {
-		if box == "" {
+		switch {
+		case fleet:
+			return "/v2/box/settings/attach-headers?fleet=true"
+		case box == "":
 			return "/v2/box/settings/attach-headers"
 		}
 		return api.BoxPath(box, "config/attach-headers")
 	}
-	cmd := cli.Group("headers", "List and change header rules: of one box with --box, else those of every box")
+	cmd := cli.Group("headers", "List and change header rules: of one box with --box, of every host with --fleet, else those of every box")
 	cmd.PersistentFlags().StringVar(&box, "box", "", "ID or name of a box")
+	cmd.PersistentFlags().BoolVar(&fleet, "fleet", false, "the rules of the fleet, for the boxes of all its hosts")
+	cmd.MarkFlagsMutuallyExclusive("box", "fleet")
 	cmd.AddCommand(newHeadersList(o, path), newHeadersSet(o, path), newHeadersRemove(o, path))
 	return cmd
 }
