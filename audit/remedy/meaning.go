@@ -36,6 +36,7 @@ var meanings = map[name.Reason]string{
 	name.ReasonModelBudget:       "The request to a model could cost more than a budget has left.",
 	name.ReasonModelDenied:       "The rule of the host does not allow the model, or the tokens of the request cannot be counted.",
 	name.ReasonSecretUnavailable: "A secret of a header rule cannot be had.",
+	name.ReasonFleetFenced:       "The header rule of the host is the fleet's, and the gateway is cut off from the fleet.",
 	name.ReasonUnsignable:        "The request cannot be signed as the rule of its host requires.",
 	name.ReasonUnscrubbable:      "Secrets cannot be masked in the response.",
 	name.ReasonMethod:            "The method is always refused where requests are judged.",

@@ -210,6 +210,7 @@ var remedies = map[name.Reason]string{
 	name.ReasonModelBudget:       "wait until the period of the budget is over, or raise it",
 	name.ReasonModelDenied:       "if the box should get it, change models in the rule of the host, or list an earlier rule without meter for the path; see the rules: GATEWAY headers list --box BOX",
 	name.ReasonSecretUnavailable: "the source of the secret fails; see: GATEWAY secret list",
+	name.ReasonFleetFenced:       "this host is cut off from its fleet, whose header rule the request needs; see: GATEWAY fleet status",
 	name.ReasonUnsignable:        "the request cannot be signed as the rule of its host asks; mostly, send X-Amz-Content-Sha256: UNSIGNED-PAYLOAD or the hash of the body",
 	name.ReasonUnscrubbable:      "the response cannot be searched for secrets; turn that coding off, or remove scrub from the rule",
 	name.ReasonMethod:            "no policy opens it: TRACE, TRACK and CONNECT are always refused where requests are judged; use another method",

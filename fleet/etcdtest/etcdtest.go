@@ -78,6 +78,9 @@ func newServer(t testing.TB) *Server {
 // Endpoint is the URL of the server.
 func (s *Server) Endpoint() string { return "unix://" + filepath.Join(s.dir, "client:1") }
 
+// Data is the directory with the data of the server.
+func (s *Server) Data() string { return filepath.Join(s.dir, "data") }
+
 // Kill ends the server with SIGKILL, if it runs.
 func (s *Server) Kill() {
 	if s.cmd == nil {
