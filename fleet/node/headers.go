@@ -67,20 +67,49 @@ func (s *Shared) OpenHeaders(objects map[string][]byte) (Headers, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 	defer cancel()
-	key, err := s.ring.Get(ctx, h.Key)
+	document, err := s.open(ctx, h)
 	if err != nil {
 		return Headers{}, err
-	}
-	sealer, err := pki.NewSealer(key, headersPurpose)
-	if err != nil {
-		return Headers{}, err
-	}
-	document, err := sealer.Open(h.place(s.founding), h.Sealed)
-	if err != nil {
-		return Headers{}, errHeaders
 	}
 	return Headers{h.Version, document}, nil
 }
+
+// open opens the document of an object.
+func (s *Shared) open(ctx context.Context, h sealedHeaders) ([]byte, error) {
+	key, err := s.ring.Get(ctx, h.Key)
+	if err != nil {
+		return nil, err
+	}
+	sealer, err := pki.NewSealer(key, headersPurpose)
+	if err != nil {
+		return nil, err
+	}
+	document, err := sealer.Open(h.place(s.founding), h.Sealed)
+	if err != nil {
+		return nil, errHeaders
+	}
+	return document, nil
+}
+
+// replaced returns the version of the objects that a change replaces. One that no member has written counts for nothing; of one whose key this host
+// does not have, the version is not known to be a member's either, but it must be exceeded.
+func (s *Shared) replaced(ctx context.Context, objects map[string][]byte) (uint64, error) {
+	h, err := decodeHeaders(objects)
+	if err != nil || h.Version == 0 {
+		return 0, nil
+	}
+	switch _, err := s.open(ctx, h); {
+	case err == nil, errors.Is(err, sharedkey.ErrNoKey) && h.Version < maxUnknown:
+		return h.Version, nil
+	case errors.Is(err, errHeaders), errors.Is(err, sharedkey.ErrNoKey):
+		return 0, nil
+	default:
+		return 0, err
+	}
+}
+
+// maxUnknown bounds a version that may be anybody's, so that versions do not end.
+const maxUnknown = 1 << 62
 
 // headersTimeout is that of a change of header rules. It may make a key for every host, see [sharedkey.Ring.Prepare].
 const headersTimeout = time.Minute
@@ -101,18 +130,18 @@ func (s *Shared) ChangeHeaders(ctx context.Context, least uint64, check func(ver
 		return shared.Also{If: with.If, Then: with.Then}, err
 	}
 	revision, err := s.table.ChangeWith(call, shared.Headers, prepare, func(objects map[string][]byte) error {
-		now, err := decodeHeaders(objects)
+		now, err := s.replaced(call, objects)
 		if err != nil {
-			now = sealedHeaders{} // it is replaced
+			return err
 		}
-		if err := check(now.Version); err != nil {
+		if err := check(now); err != nil {
 			return err
 		}
 		sealer, err := pki.NewSealer(with.Key, headersPurpose)
 		if err != nil {
 			return err
 		}
-		next := sealedHeaders{Version: max(now.Version, least) + 1, Key: with.ID, Host: s.table.Host}
+		next := sealedHeaders{Version: max(now, least) + 1, Key: with.ID, Host: s.table.Host}
 		next.Sealed = sealer.Seal(next.place(s.founding), document)
 		text, err := json.Marshal(next)
 		objects[headersID], version = text, next.Version

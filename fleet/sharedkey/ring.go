@@ -206,7 +206,24 @@ type Prepared struct {
 
 // Prepare returns the key that a change must seal secrets with. That is the present one, or a new one, which every member then has: if there
 // is none, if a host has left since the present one was made, or if this host does not have it.
-func (r *Ring) Prepare(ctx context.Context) (Prepared, error) {
+func (r *Ring) Prepare(ctx context.Context) (p Prepared, err error) {
+	for range attempts {
+		if p, err = r.prepare(ctx); !errors.Is(err, ErrContended) {
+			return p, err
+		}
+		select {
+		case <-ctx.Done():
+			return p, err
+		case <-time.After(mathrand.N(mostBackoff)): // of two hosts that make keys, one is faster the next time
+		}
+	}
+	return p, err
+}
+
+// mostBackoff is the longest wait after another host was faster.
+const mostBackoff = 200 * time.Millisecond
+
+func (r *Ring) prepare(ctx context.Context) (Prepared, error) {
 	answer, err := r.Client.Txn(ctx).Then(clientv3.OpGet(r.Keys.SharedKey()), clientv3.OpGet(r.Keys.Left(), clientv3.WithKeysOnly())).Commit()
 	if err != nil {
 		return Prepared{}, fleet.Unreachable(ctx, err)
