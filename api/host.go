@@ -847,6 +847,7 @@ type NamedPolicy struct {
 	Boxes    []Box  // followers, oldest first
 	Warnings []document.Problem
 	Resource string // the BoxgatePolicy, NAMESPACE/NAME, that it belongs to; "": it is the operator's
+	Fleet    bool   // it is one of the fleet, which its hosts share
 
 	// Only set by the call that changed the policy:
 	Was       policy.Spec // the replaced policy; the zero value for a new name

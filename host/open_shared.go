@@ -17,23 +17,36 @@ func (p *parts) fleetKeys() keys.Fleet {
 	return p.fleet.Shared()
 }
 
-// fleetHeaders returns the header rules of the fleet, nil without a fleet.
-func (p *parts) fleetHeaders() rules.FleetHeaders {
+// fleetPolicies returns the named policies of the fleet, nil without a fleet.
+func (p *parts) fleetPolicies() rules.Fleet {
 	if p.fleet == nil {
 		return nil
 	}
 	return p.fleet.Shared()
 }
 
-// openShared applies the shared objects of the fleet to the tables of this host, now and at each change.
-func (o *opening) openShared(context.Context) error {
-	f := o.parts.fleet
-	if f == nil {
-		return nil
+// hostID returns the ID of this host in its fleet; empty without a fleet.
+func (p *parts) hostID() string {
+	if p.fleet == nil {
+		return ""
 	}
-	o.turn.leaseEnded = f.LeaseEnded
-	f.Shared().Attach(map[shared.Kind]shared.Apply{shared.APIKeys: o.keys.ApplyFleet, shared.Headers: o.policies.ApplyFleetHeaders})
+	return p.fleet.Identity.Host
+}
+
+// openShared makes the admin API look at the fence.
+func (o *opening) openShared(context.Context) error {
+	if f := o.parts.fleet; f != nil {
+		o.turn.leaseEnded = f.LeaseEnded
+	}
 	return nil
+}
+
+// applyShared applies the shared objects of the fleet to the tables of this host, now and at each change. The boxes are known: those that
+// follow a policy of the fleet change with it.
+func (h *Host) applyShared() {
+	if f := h.parts.fleet; f != nil {
+		f.Shared().Attach(map[shared.Kind]shared.Apply{shared.APIKeys: h.keys.ApplyFleet, shared.Policies: h.policies.ApplyFleet})
+	}
 }
 
 // fenceEvery is the interval at which open logins over SSH are compared with the fence. Requests of the API do so themselves.

@@ -156,6 +156,26 @@ func (h *Host) SetNamedPolicy(_ context.Context, name string, spec policy.Spec, 
 	return n, nil
 }
 
+// SetFleetPolicy implements the Host of [boxgate/api/rules], for a fleet of one host.
+func (h *Host) SetFleetPolicy(ctx context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error) {
+	n, err := h.SetNamedPolicy(ctx, name, spec, ifMatch)
+	if err != nil {
+		return n, err
+	}
+	leave, err := h.beginCall()
+	defer leave()
+	n.Fleet = true
+	stored := h.Named[name]
+	stored.Fleet = true
+	h.Named[name] = stored
+	return n, err
+}
+
+// DeleteFleetPolicy implements the Host of [boxgate/api/rules].
+func (h *Host) DeleteFleetPolicy(ctx context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error) {
+	return h.DeleteNamedPolicy(ctx, name, ifMatch)
+}
+
 // DeleteNamedPolicy implements the Host of [boxgate/api/rules].
 func (h *Host) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error) {
 	leave, err := h.beginCall()

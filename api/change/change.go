@@ -233,12 +233,12 @@ func OfApproval(a api.Approval, given api.ApprovalAnswer, is *api.PolicyState) *
 
 // OfNamed describes a change of a named policy, and of the policies of the boxes that follow it.
 func OfNamed(is api.NamedPolicy) *rest.Change {
-	c := &rest.Change{What: map[string]any{"named_policy": map[string]any{
+	c := &rest.Change{What: map[string]any{"named_policy": ofFleet(is, map[string]any{
 		"name": is.Name, "boxes": len(is.Boxes), "policy": Policy(api.PolicyState{Spec: is.Was}, api.PolicyState{Spec: is.Spec, Version: is.Version}, Whole),
-	}}}
+	})}}
 	for _, f := range is.Followers {
 		c.Also = append(c.Also, rest.Change{Box: f.Box, PolicyVersion: f.Is.Version, What: map[string]any{
-			"policy": Policy(f.Was, f.Is, Brief), "named_policy": map[string]any{"name": is.Name, "version": is.Version},
+			"policy": Policy(f.Was, f.Is, Brief), "named_policy": ofFleet(is, map[string]any{"name": is.Name, "version": is.Version}),
 		}})
 	}
 	return c
@@ -246,9 +246,17 @@ func OfNamed(is api.NamedPolicy) *rest.Change {
 
 // OfNamedDeleted describes the deletion of a named policy.
 func OfNamedDeleted(was api.NamedPolicy) *rest.Change {
-	return &rest.Change{What: map[string]any{"named_policy": map[string]any{
+	return &rest.Change{What: map[string]any{"named_policy": ofFleet(was, map[string]any{
 		"name": was.Name, "deleted": true, "policy": Policy(api.PolicyState{Spec: was.Spec}, api.PolicyState{Version: was.Version}, Whole),
-	}}}
+	})}}
+}
+
+// ofFleet marks the description of a named policy that is the fleet's.
+func ofFleet(n api.NamedPolicy, what map[string]any) map[string]any {
+	if n.Fleet {
+		what["fleet"] = true
+	}
+	return what
 }
 
 // HeadersChange describes the change of a set of header rules.

@@ -74,6 +74,11 @@ type Named interface {
 	SetNamedPolicy(ctx context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error)
 	// DeleteNamedPolicy deletes a named policy and returns it. If boxes follow it, the error is an ErrConflict that names them.
 	DeleteNamedPolicy(ctx context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error)
+	// SetFleetPolicy is SetNamedPolicy for all hosts of the fleet: when it returns, the policy is applied on each host with a lease.
+	SetFleetPolicy(ctx context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error)
+	// DeleteFleetPolicy deletes a named policy of the fleet on all its hosts. The error is an ErrConflict if boxes of this host follow it. Boxes
+	// of other hosts keep it as it is.
+	DeleteFleetPolicy(ctx context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error)
 }
 
 // Endpoints serves the rules of a box: its policy, and the headers set for it.
@@ -227,6 +232,7 @@ type namedView struct {
 	Version  uint64         `json:"version" doc:"also the ETag"`
 	Boxes    []followerView `json:"boxes" doc:"that follow it, of those that the key sees"`
 	Warnings []problem.View `json:"warnings,omitempty"`
+	Fleet    bool           `json:"fleet,omitempty" doc:"a policy of the fleet, which each of its hosts has in force; absent: of this host alone"`
 	Resource string         `json:"resource,omitempty" doc:"the BoxgatePolicy of Kubernetes, as namespace/name, that it belongs to: only pods of the namespace follow it, and only the resource changes it"`
 }
 
@@ -236,20 +242,25 @@ type followerView struct {
 	Name string       `json:"name,omitempty"`
 }
 
+// namedQuery are the query parameters of changes of named policies.
+type namedQuery struct {
+	Fleet bool `json:"fleet,omitempty" doc:"change the policy of the fleet, on all its hosts (docs/fleet.md); absent: of this host alone"`
+}
+
 // namedRoutes lists the endpoints of named policies.
 func (e *Endpoints) namedRoutes() []rest.Route {
 	one := reflect.TypeFor[namedView]()
 	return []rest.Route{
 		{Method: "GET", Path: namedPath, ID: "listNamedPolicies", Summary: "The named policies, by name", Response: reflect.TypeFor[[]namedView](), Handle: e.listNamed},
 		{Method: "GET", Path: oneNamedPath, ID: "getNamedPolicy", Versioned: true, Summary: "A named policy, and the boxes that follow it", Response: one, Handle: e.getNamed},
-		{Method: "PUT", Path: oneNamedPath, ID: "setNamedPolicy", Versioned: true, Summary: "Make a named policy, or replace it for all boxes that follow it; answers once it is in force everywhere", Request: reflect.TypeFor[spec.Policy](), Example: `{"mode":"custom","allowed_domains":["api.example.com","*.example.org"]}`, Response: one, Handle: e.putNamed},
-		{Method: "DELETE", Path: oneNamedPath, ID: "deleteNamedPolicy", Versioned: true, Summary: "Delete a named policy that no box follows", Response: reflect.TypeFor[rest.OK](), Handle: e.deleteNamed},
+		{Method: "PUT", Path: oneNamedPath, ID: "setNamedPolicy", Versioned: true, Summary: "Make a named policy, or replace it for all boxes that follow it; answers once it is in force everywhere", Query: reflect.TypeFor[namedQuery](), Request: reflect.TypeFor[spec.Policy](), Example: `{"mode":"custom","allowed_domains":["api.example.com","*.example.org"]}`, Response: one, Handle: e.putNamed},
+		{Method: "DELETE", Path: oneNamedPath, ID: "deleteNamedPolicy", Versioned: true, Summary: "Delete a named policy that no box follows", Query: reflect.TypeFor[namedQuery](), Response: reflect.TypeFor[rest.OK](), Handle: e.deleteNamed},
 	}
 }
 
 // viewNamed shows a named policy, with the boxes that the key of the request sees.
 func viewNamed(r *http.Request, n api.NamedPolicy) namedView {
-	view := namedView{Name: n.Name, Policy: n.Spec, Version: n.Version, Boxes: []followerView{}, Warnings: problem.Views(n.Warnings), Resource: n.Resource}
+	view := namedView{Name: n.Name, Policy: n.Spec, Version: n.Version, Boxes: []followerView{}, Warnings: problem.Views(n.Warnings), Resource: n.Resource, Fleet: n.Fleet}
 	for _, b := range n.Boxes {
 		if api.CallerOf(r.Context()).Sees(b) {
 			view.Boxes = append(view.Boxes, followerView{b.ID, b.Name})
@@ -297,6 +308,10 @@ func (e *Endpoints) putNamed(w http.ResponseWriter, r *http.Request) (rest.Reply
 	if !nameForm.MatchString(name) {
 		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, "%q is no name for a policy; use up to 63 lower-case letters, digits and hyphens, and begin with a letter or digit", problem.Clip(name))
 	}
+	var query namedQuery
+	if err := rest.Query(r, &query); err != nil {
+		return rest.Reply{}, err
+	}
 	data, err := e.Bodies.Read(w, r)
 	if err != nil {
 		return rest.Reply{}, err
@@ -317,7 +332,11 @@ func (e *Endpoints) putNamed(w http.ResponseWriter, r *http.Request) (rest.Reply
 	case len(given.Headers) > 0:
 		return rest.Reply{}, problem.Invalid(transformsOf(data), "a named policy has no header rules; set them by PUT config/attach-headers of the boxes, or of settings")
 	}
-	after, err := e.Host.SetNamedPolicy(r.Context(), name, given.Spec, match)
+	set := e.Host.SetNamedPolicy
+	if query.Fleet {
+		set = e.Host.SetFleetPolicy
+	}
+	after, err := set(r.Context(), name, given.Spec, match)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -328,12 +347,19 @@ func (e *Endpoints) putNamed(w http.ResponseWriter, r *http.Request) (rest.Reply
 }
 
 func (e *Endpoints) deleteNamed(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var query namedQuery
+	if err := rest.Query(r, &query); err != nil {
+		return rest.Reply{}, err
+	}
 	match, err := rest.IfMatch(r)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	name := r.PathValue("name")
-	was, err := e.Host.DeleteNamedPolicy(r.Context(), name, match)
+	remove := e.Host.DeleteNamedPolicy
+	if query.Fleet {
+		remove = e.Host.DeleteFleetPolicy
+	}
+	was, err := remove(r.Context(), r.PathValue("name"), match)
 	if err != nil {
 		return rest.Reply{}, err
 	}

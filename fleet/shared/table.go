@@ -34,7 +34,7 @@ const (
 // not changed while a host with a lease does not apply it ([ErrUnsupported]). Every program applies API keys.
 var Kinds = []Kind{
 	APIKeys,
-	Headers,
+	Policies,
 }
 
 // Announced are the kinds that this host names in its presence.

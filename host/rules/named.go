@@ -28,6 +28,8 @@ type namedPolicies struct {
 	// or stops following one. It is locked before boxes, with patiently.
 	changing sync.RWMutex
 
+	fenced func() bool // policies of the fleet may be out of date; nil: there is no fleet
+
 	mu  sync.Mutex
 	all map[string]store.Policy
 }
@@ -84,7 +86,7 @@ func (p *Service) NamedPolicies(context.Context) ([]api.NamedPolicy, error) {
 }
 
 func (p *Service) namedView(name string, named store.Policy) api.NamedPolicy {
-	view := api.NamedPolicy{Name: name, Spec: named.Spec, Version: named.Version, Resource: named.Resource}
+	view := api.NamedPolicy{Name: name, Spec: named.Spec, Version: named.Version, Resource: named.Resource, Fleet: named.Fleet != "", Warnings: p.fleetWarnings(name, named)}
 	for _, b := range p.boxes.All() {
 		if b.Applied.Load().Named == name {
 			view.Boxes = append(view.Boxes, b.View())
@@ -96,6 +98,9 @@ func (p *Service) namedView(name string, named store.Policy) api.NamedPolicy {
 // SetNamedPolicy implements the Host of [boxgate/api/rules]. If any box cannot take the policy, all boxes keep the old
 // one.
 func (p *Service) SetNamedPolicy(ctx context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error) {
+	if _, known := p.shared.named.find(name); !known && p.fleetPolicies.has(name) {
+		return api.NamedPolicy{}, errOfFleet(name)
+	}
 	return p.replaceNamed(ctx, name, ifMatch, store.Policy{Spec: spec})
 }
 
@@ -124,7 +129,7 @@ func (p *Service) replaceNamed(ctx context.Context, name string, ifMatch *uint64
 		return api.NamedPolicy{}, err
 	}
 	view := p.namedView(name, next)
-	view.Warnings, view.Was, view.Followers = alone.Warnings(), old.Spec, changed
+	view.Warnings, view.Was, view.Followers = append(alone.Warnings(), view.Warnings...), old.Spec, changed
 	return view, nil
 }
 
@@ -341,6 +346,14 @@ const mostNames = 20
 
 // DeleteNamedPolicy implements the Host of [boxgate/api/rules].
 func (p *Service) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error) {
+	was, err := p.deleteNamed(name, ifMatch)
+	if err == nil {
+		p.sharedAgain(name)
+	}
+	return was, err
+}
+
+func (p *Service) deleteNamed(name string, ifMatch *uint64) (api.NamedPolicy, error) {
 	named := &p.shared.named
 	named.changing.Lock()
 	defer named.changing.Unlock()
@@ -350,6 +363,9 @@ func (p *Service) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uin
 	}
 	if err := p.mayChange(old, ifMatch); err != nil {
 		return api.NamedPolicy{}, err
+	}
+	if old.Fleet != "" {
+		return api.NamedPolicy{}, errOfFleet(name)
 	}
 	if boxes := p.namedView(name, old).Boxes; len(boxes) > 0 {
 		return api.NamedPolicy{}, inUse(name, boxes)

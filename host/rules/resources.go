@@ -69,10 +69,15 @@ func namespaceOf(object string) string {
 }
 
 // specFor is specOf for a sandbox that begins to follow the policy; attached is nil for a launched box. The policy of a resource is for
-// the pods of its namespace alone, as long as the resource exists.
+// the pods of its namespace alone, as long as the resource exists, and none begins to follow one of the fleet while this host is fenced.
 func (n *namedPolicies) specFor(name, pointer string, attached *store.Attached) (policy.Spec, error) {
 	p, known := n.find(name)
-	if !known || p.Resource == "" {
+	switch {
+	case known && p.Fleet != "" && p.Gone:
+		return policy.Spec{}, api.Errorf(api.ErrConflict, "the fleet has deleted the named policy %q", name)
+	case known && p.Fleet != "" && n.fenced != nil && n.fenced():
+		return policy.Spec{}, api.Errorf(api.ErrUnavailable, "no further box follows the named policy %q of the fleet now, because this host is cut off from the fleet and may not have its latest version", name)
+	case !known || p.Resource == "":
 		return n.specOf(name, pointer)
 	}
 	if attached == nil || attached.Kind != api.AttachCNI || namespaceOf(p.Resource) == "" || namespaceOf(attached.Pod) != namespaceOf(p.Resource) {
@@ -162,6 +167,9 @@ func (n *namedPolicies) refusal(name string, next store.Policy) error {
 // mayHold refuses a named policy whose name has another owner, and a new one beyond the bounds.
 func mayHold(all map[string]store.Policy, name string, next store.Policy) error {
 	if old, known := all[name]; known {
+		if old.Fleet != "" && next.Fleet == "" {
+			return errOfFleet(name)
+		}
 		if old.Resource != next.Resource {
 			return api.Errorf(api.ErrConflict, "the named policy %q exists, and is not that of BoxgatePolicy %s", name, next.Resource)
 		}
@@ -170,6 +178,8 @@ func mayHold(all map[string]store.Policy, name string, next store.Policy) error 
 	own, resources, siblings := 0, 0, 0
 	for _, p := range all {
 		switch {
+		case p.Fleet != "":
+			continue
 		case p.Resource == "":
 			own++
 			continue

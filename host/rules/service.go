@@ -42,7 +42,8 @@ type Config struct {
 	Net      *enforce.Enforcer
 	Trail    *trail.Trail          // records changes that no API call asked for
 	Before   *handover.Predecessor `required:"false"`
-	Headers  FleetHeaders          `required:"false"` // of the fleet; nil: there is none
+	Fleet    Fleet                 `required:"false"` // nil: this host is not a member of a fleet
+	HostID   string                `required:"false"` // of this host in the fleet
 }
 
 // Resolver looks names up for explanations; it is implemented by dns.Server.
@@ -78,6 +79,10 @@ type Service struct {
 
 	changeRates changeRates // of the resources of namespaces
 
+	fleet         Fleet // nil: no member of a fleet
+	hostID        string
+	fleetPolicies fleetPolicies
+
 	changingGlobal sync.Mutex // serialises changes of the global header rules
 
 	fleet       FleetHeaders // nil: there is none
@@ -95,10 +100,15 @@ func New(c Config) (*Service, error) {
 	}
 	p := &Service{
 		resolver: c.Resolver, auditBy: c.Audit, before: c.Before, log: c.Log, store: c.Store, records: c.Records, keys: c.Keys, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leasesChanged: make(chan struct{}, 1), leaseGrace: leaseGrace,
-		observed: c.Observed, replaying: make(chan struct{}, 1), fleet: c.Headers,
+		observed: c.Observed, replaying: make(chan struct{}, 1), fleet: c.Fleet, hostID: c.HostID,
 	}
-	p.shared.fence = p.fleetFence
-	return p, errors.Join(p.loadGlobal(), p.loadFleet())
+	if c.Fleet != nil {
+		c.Shared.named.fenced = c.Fleet.Fenced
+	}
+	if err := p.loadGlobal(); err != nil {
+		return nil, err
+	}
+	return p, p.leaveFleet()
 }
 
 // Policy implements the Host of [boxgate/api/rules].

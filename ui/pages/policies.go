@@ -27,10 +27,20 @@ type namedPolicy struct {
 	Version  uint64
 	Boxes    []boxName
 	Warnings []problem
+	Fleet    bool // it is the fleet's: a change is one of all hosts
 }
 
 // Path returns the path of the policy's page.
 func (n namedPolicy) Path() string { return pathTo("policies", n.Name) }
+
+// API returns the path of the policy in the API, for changes.
+func (n namedPolicy) API() string {
+	path := namedPath + "/" + url.PathEscape(n.Name)
+	if n.Fleet {
+		path += "?fleet=true"
+	}
+	return path
+}
 
 // Summary describes the policy in a few words: its mode, and the number of entries of each list.
 func (n namedPolicy) Summary() string {
@@ -204,7 +214,7 @@ func changePolicy(v *Visit) (View, error) {
 		return showPolicy(data, http.StatusUnprocessableEntity), nil
 	}
 	members["version"] = json.RawMessage(strconv.FormatUint(now, 10))
-	err = v.send("PUT", namedPath+"/"+url.PathEscape(data.Name), members, nil)
+	err = v.send("PUT", data.API(), members, nil)
 	refused, ok := errors.AsType[*api.ResponseError](err)
 	switch {
 	case err == nil:
@@ -295,7 +305,7 @@ func deletePolicy(v *Visit) (View, error) {
 		data.Form = Form{Problems: map[string]string{"delete": "type the name of the policy to delete it"}}
 		return showPolicy(data, http.StatusUnprocessableEntity), nil
 	}
-	err = v.send("DELETE", namedPath+"/"+url.PathEscape(data.Name), nil, nil)
+	err = v.send("DELETE", data.API(), nil, nil)
 	if err == nil {
 		return View{Location: Prefix + "policies"}, nil
 	}

@@ -340,7 +340,9 @@ func printPoliciesSet(cmd *cobra.Command, o *cli.Options, results []policySet) e
 
 const namedHelp = `A named policy can be shared by many boxes, which follow it: "named:NAME" can be given to a box instead of a policy. When a change
 succeeds, it applies to all these boxes; after an error it applies to no box. Temporary entries (leases) belong to each box
-separately. A named policy cannot be removed while boxes follow it.`
+separately. A named policy cannot be removed while boxes follow it.
+
+With --fleet it is one of the fleet: in force on all its hosts when the command ends.`
 
 // newPolicyNamed is `gateway policy named`.
 func newPolicyNamed(o *cli.Options) *cobra.Command {
@@ -353,6 +355,7 @@ func newPolicyNamed(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "GET", namedPath(args[0]), nil, cli.Indented)
 		},
 	}
+	var ofFleet bool
 	set := &cobra.Command{
 		Use: "set NAME POLICY", Short: "Make a named policy, or replace it for all boxes that follow it: " + cli.PolicyHelp, Args: cli.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -360,7 +363,7 @@ func newPolicyNamed(o *cli.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return o.Call(cmd, "PUT", namedPath(args[0]), data, func(w io.Writer, answer json.RawMessage) error {
+			return o.Call(cmd, "PUT", namedPath(args[0])+fleetQuery(ofFleet), data, func(w io.Writer, answer json.RawMessage) error {
 				return cli.Decoded(func(w io.Writer, a namedAnswer) error {
 					cli.PrintWarnings(cmd, a.Warnings)
 					_, err := fmt.Fprintf(w, "Version %d of the policy %s is in force, for %s.\n", a.Version, a.Name, cli.Count(len(a.Boxes), "box", "boxes"))
@@ -373,12 +376,15 @@ func newPolicyNamed(o *cli.Options) *cobra.Command {
 		Use: "rm NAME...", Short: "Remove named policies that no box follows", Args: cli.MinArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, name := range args {
-				if err := o.Call(cmd, "DELETE", namedPath(name), nil, cli.Silent); err != nil {
+				if err := o.Call(cmd, "DELETE", namedPath(name)+fleetQuery(ofFleet), nil, cli.Silent); err != nil {
 					return err
 				}
 			}
 			return nil
 		},
+	}
+	for _, sub := range []*cobra.Command{set, rm} {
+		sub.Flags().BoolVar(&ofFleet, "fleet", false, "the policy of the fleet, on all its hosts")
 	}
 	for _, sub := range []*cobra.Command{get, set, rm} {
 		sub.ValidArgsFunction = func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
@@ -410,6 +416,15 @@ type namedAnswer struct {
 		Name string `json:"name"`
 	} `json:"boxes"`
 	Warnings []cli.Warning `json:"warnings"`
+	Fleet    bool          `json:"fleet"`
+}
+
+// fleetQuery asks for a change of the fleet's policy instead of this host's.
+func fleetQuery(fleet bool) string {
+	if fleet {
+		return "?fleet=true"
+	}
+	return ""
 }
 
 // namedPath returns the API path of a named policy, or of the list of all for "".
@@ -422,7 +437,7 @@ func namedPath(name string) string {
 }
 
 func printNamed(w io.Writer, all []namedAnswer) error {
-	rows := [][]string{{"NAME", "VERSION", "MODE", "BOXES"}}
+	rows := [][]string{{"NAME", "OF", "VERSION", "MODE", "BOXES"}}
 	for _, n := range all {
 		var spec struct {
 			Mode policy.Mode `json:"mode"`
@@ -438,7 +453,14 @@ func printNamed(w io.Writer, all []namedAnswer) error {
 				boxes = append(boxes, b.ID)
 			}
 		}
-		rows = append(rows, []string{n.Name, strconv.FormatUint(n.Version, 10), string(spec.Mode), strings.Join(boxes, " ")})
+		of := "host"
+		if n.Fleet {
+			of = "fleet"
+		}
+		if len(n.Warnings) > 0 {
+			of += " (!)"
+		}
+		rows = append(rows, []string{n.Name, of, strconv.FormatUint(n.Version, 10), string(spec.Mode), strings.Join(boxes, " ")})
 	}
 	return cli.Table(w, rows...)
 }
