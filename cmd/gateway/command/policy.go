@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -400,7 +401,12 @@ func newPolicyNamed(o *cli.Options) *cobra.Command {
 	cmd.AddCommand(&cobra.Command{
 		Use: "list", Short: "List the named policies", Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.Call(cmd, "GET", namedPath(""), nil, cli.Decoded(printNamed))
+			return o.Call(cmd, "GET", namedPath(""), nil, cli.Decoded(func(w io.Writer, all []namedAnswer) error {
+				for _, n := range all {
+					cli.PrintWarnings(cmd, n.Warnings)
+				}
+				return printNamed(w, all)
+			}))
 		},
 	}, get, set, rm)
 	return cmd
@@ -437,7 +443,11 @@ func namedPath(name string) string {
 }
 
 func printNamed(w io.Writer, all []namedAnswer) error {
-	rows := [][]string{{"NAME", "OF", "VERSION", "MODE", "BOXES"}}
+	rows := [][]string{{"NAME", "VERSION", "MODE", "BOXES"}}
+	shared := slices.ContainsFunc(all, func(n namedAnswer) bool { return n.Fleet })
+	if shared {
+		rows[0] = append(rows[0], "OF")
+	}
 	for _, n := range all {
 		var spec struct {
 			Mode policy.Mode `json:"mode"`
@@ -453,14 +463,11 @@ func printNamed(w io.Writer, all []namedAnswer) error {
 				boxes = append(boxes, b.ID)
 			}
 		}
-		of := "host"
-		if n.Fleet {
-			of = "fleet"
+		row := []string{n.Name, strconv.FormatUint(n.Version, 10), string(spec.Mode), strings.Join(boxes, " ")}
+		if shared {
+			row = append(row, map[bool]string{true: "fleet", false: "host"}[n.Fleet])
 		}
-		if len(n.Warnings) > 0 {
-			of += " (!)"
-		}
-		rows = append(rows, []string{n.Name, of, strconv.FormatUint(n.Version, 10), string(spec.Mode), strings.Join(boxes, " ")})
+		rows = append(rows, row)
 	}
 	return cli.Table(w, rows...)
 }
