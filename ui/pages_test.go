@@ -312,6 +312,35 @@ func TestNamedPolicyForm(t *testing.T) {
 	}
 }
 
+// TestNamedPolicyOfTheFleet: pages show that a policy is the fleet's, and change and delete it as such.
+func TestNamedPolicyOfTheFleet(t *testing.T) {
+	t.Parallel()
+	g, _ := filled(t)
+	e := editor{g.as(t, "sk-admin")}
+	g.host.Mu.Lock()
+	web := g.host.Named["web"]
+	web.Fleet = true
+	g.host.Named["web"] = web
+	g.host.Mu.Unlock()
+	for path, want := range map[string]string{"/ui/policies": "of the fleet", webPolicy: "on all its hosts"} {
+		if _, text := e.get(t, path); !strings.Contains(text, want) {
+			t.Errorf("%s: %s", path, text)
+		}
+	}
+	next := `{"mode":"deny-all"}`
+	if resp, text := e.send(t, "apply", next, checkedText(next, 1), "1"); resp.StatusCode != http.StatusOK || e.mode() != policy.ModeDenyAll {
+		t.Errorf("apply: %s %s", resp.Status, text)
+	}
+	g.host.Mu.Lock()
+	for _, b := range g.host.ByID {
+		b.Policy.Named = ""
+	}
+	g.host.Mu.Unlock()
+	if resp, text := e.form(t, webPolicy, webPolicy+"/delete", url.Values{"delete": {"web"}}); resp.StatusCode != http.StatusOK || e.mode() != "" {
+		t.Errorf("delete: %s %s", resp.Status, text)
+	}
+}
+
 // TestWideNamedPolicies: a policy that opens more than exact names is applied only with its name typed.
 func TestWideNamedPolicies(t *testing.T) {
 	t.Parallel()

@@ -128,11 +128,26 @@ func (h *Host) withFollowers(n api.NamedPolicy) api.NamedPolicy {
 	return n
 }
 
+// errOwner refuses a change of a named policy of the fleet as one of the host, and the reverse.
+var errOwner = api.Errorf(api.ErrConflict, "the policy is that of the fleet, or of this host")
+
 // SetNamedPolicy implements the Host of [boxgate/api/rules].
 func (h *Host) SetNamedPolicy(_ context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error) {
+	return h.setNamed(name, spec, ifMatch, false)
+}
+
+// SetFleetPolicy implements the Host of [boxgate/api/rules], for a fleet of one host.
+func (h *Host) SetFleetPolicy(_ context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error) {
+	return h.setNamed(name, spec, ifMatch, true)
+}
+
+func (h *Host) setNamed(name string, spec policy.Spec, ifMatch *uint64, fleet bool) (api.NamedPolicy, error) {
 	leave, err := h.beginCall()
 	defer leave()
-	old := h.Named[name]
+	old, known := h.Named[name]
+	if err == nil && known && old.Fleet != fleet {
+		err = errOwner
+	}
 	if err == nil && ifMatch != nil && *ifMatch != old.Version {
 		err = api.ErrPrecondition
 	}
@@ -142,7 +157,7 @@ func (h *Host) SetNamedPolicy(_ context.Context, name string, spec policy.Spec, 
 	if h.Named == nil {
 		h.Named = map[string]api.NamedPolicy{}
 	}
-	h.Named[name] = api.NamedPolicy{Name: name, Spec: spec, Version: old.Version + 1}
+	h.Named[name] = api.NamedPolicy{Name: name, Spec: spec, Version: old.Version + 1, Fleet: fleet}
 	var changed []api.Follower
 	for _, b := range h.ByID {
 		if b.Policy.Named == name {
@@ -156,28 +171,17 @@ func (h *Host) SetNamedPolicy(_ context.Context, name string, spec policy.Spec, 
 	return n, nil
 }
 
-// SetFleetPolicy implements the Host of [boxgate/api/rules], for a fleet of one host.
-func (h *Host) SetFleetPolicy(ctx context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error) {
-	n, err := h.SetNamedPolicy(ctx, name, spec, ifMatch)
-	if err != nil {
-		return n, err
-	}
-	leave, err := h.beginCall()
-	defer leave()
-	n.Fleet = true
-	stored := h.Named[name]
-	stored.Fleet = true
-	h.Named[name] = stored
-	return n, err
+// DeleteNamedPolicy implements the Host of [boxgate/api/rules].
+func (h *Host) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error) {
+	return h.deleteNamed(name, ifMatch, false)
 }
 
 // DeleteFleetPolicy implements the Host of [boxgate/api/rules].
-func (h *Host) DeleteFleetPolicy(ctx context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error) {
-	return h.DeleteNamedPolicy(ctx, name, ifMatch)
+func (h *Host) DeleteFleetPolicy(_ context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error) {
+	return h.deleteNamed(name, ifMatch, true)
 }
 
-// DeleteNamedPolicy implements the Host of [boxgate/api/rules].
-func (h *Host) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error) {
+func (h *Host) deleteNamed(name string, ifMatch *uint64, fleet bool) (api.NamedPolicy, error) {
 	leave, err := h.beginCall()
 	defer leave()
 	n, known := h.Named[name]
@@ -186,6 +190,8 @@ func (h *Host) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uint64
 		return n, err
 	case !known:
 		return n, api.ErrNotFound
+	case n.Fleet != fleet:
+		return n, errOwner
 	case ifMatch != nil && *ifMatch != n.Version:
 		return n, api.ErrPrecondition
 	case len(h.withFollowers(n).Boxes) > 0:

@@ -201,6 +201,37 @@ func TestNamedPolicies(t *testing.T) {
 	}
 }
 
+// TestNamedPoliciesOfTheFleet: a change of a policy of the fleet asks for it, one of the host does not; limited keys make neither.
+func TestNamedPoliciesOfTheFleet(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	ci := f.key(t, api.KeyRequest{Name: "ci", Role: api.RoleCreator})
+	for _, c := range []struct {
+		method, query, body string
+		want                int
+		says                string
+		edits               []func(*http.Request)
+	}{
+		{"PUT", "?fleet=true", `{"mode":"deny-all"}`, 403, "", []func(*http.Request){apitest.With(ci)}},
+		{"PUT", "?fleet=perhaps", `{"mode":"deny-all"}`, 422, "true or false", nil},
+		{"PUT", "?fleet=true", `{"named":"other"}`, 422, "", nil},
+		{"PUT", "?fleet=true", `{"mode":"deny-all"}`, 200, `"fleet":true`, nil},
+		{"GET", "", "", 200, `"fleet":true`, nil},
+		{"PUT", "", `{"mode":"deny-all"}`, 409, "", nil},
+		{"PUT", "?fleet=true", `{"mode":"allow-all"}`, 412, "", []func(*http.Request){apitest.IfMatch(`"7"`)}},
+		{"PUT", "?fleet=true", `{"mode":"allow-all","version":1}`, 200, `"version":2`, nil},
+		{"DELETE", "", "", 409, "", nil},
+		{"DELETE", "?fleet=true", "", 403, "", []func(*http.Request){apitest.With(ci)}},
+		{"DELETE", "?fleet=true", "", 200, "", nil},
+		{"PUT", "?fleet=false", `{"mode":"deny-all"}`, 200, `"name":"web"`, nil},
+		{"DELETE", "?fleet=true", "", 409, "", nil},
+	} {
+		if got := f.Call(t, c.method, namedWeb+c.query, c.body, c.edits...); got.StatusCode != c.want || !strings.Contains(got.Text, c.says) {
+			t.Errorf("%s %s: %s %s", c.method, c.query, got.Status, got.Text)
+		}
+	}
+}
+
 // TestReferencesStandAlone: a reference to a policy with other members is refused, and so is a named policy with a reference.
 func TestReferencesStandAlone(t *testing.T) {
 	t.Parallel()

@@ -50,7 +50,7 @@ type fleetRecord struct {
 	At    time.Time `json:"at"`
 }
 
-// fleetName matches the names of named policies that calls of the API make. Other names are those of resources.
+// fleetName matches the names of named policies that calls of the API make. Resources have other names.
 var fleetName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
 
 // readFleet reads the record of a policy of the fleet.
@@ -72,14 +72,14 @@ func recordDigest(record []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// fleetPolicies are the named policies of the fleet, as this host knows them. The zero value has none. Safe for concurrent use.
+// fleetPolicies are the named policies of the fleet, as this host knows them. The zero value is empty. Safe for concurrent use.
 type fleetPolicies struct {
 	applying sync.Mutex     // held while they are applied
 	failures map[string]int // consecutive ones of a record, by its digest; guarded by applying
 	retried  map[string]bool
 
 	mu      sync.Mutex
-	records map[string][]byte // nil: none were applied by this process
+	records map[string][]byte // nil: not applied by this process yet
 }
 
 func (f *fleetPolicies) has(name string) bool {
@@ -362,7 +362,7 @@ func (p *Service) lockFollowersWithin(ctx context.Context, name string) (list []
 	return list, nil
 }
 
-// replaceByFleet makes next the policy called name, for all boxes that follow it or for none, and records who made it.
+// replaceByFleet makes next the policy called name, together with all boxes that follow it, and records who made it.
 func (p *Service) replaceByFleet(name string, next store.Policy, by fleetRecord) error {
 	ctx := api.WithCaller(context.Background(), api.Caller{Key: clip(by.KeyID), Name: clip(by.Key), Role: api.Role(clip(by.Role))})
 	waiting, cancel := context.WithTimeout(ctx, fleetPatience)
@@ -451,7 +451,7 @@ func (p *Service) sharedAgain(name string) {
 	}
 }
 
-// leaveFleet makes the policies of the fleet those of a host that is no longer a member.
+// leaveFleet makes the policies of the fleet the own ones of a host that is no longer a member.
 func (p *Service) leaveFleet() error {
 	if p.fleet != nil {
 		return nil

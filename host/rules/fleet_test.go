@@ -153,8 +153,8 @@ func TestPolicyOfTheFleet(t *testing.T) {
 	}
 }
 
-// TestPolicyOfAHostCostsTheFleetNothing: changes of a host's own named policies do not reach etcd, in a fleet and while it is fenced.
-func TestPolicyOfAHostCostsTheFleetNothing(t *testing.T) {
+// TestPolicyOfAHostIsNotWrittenToEtcd: changes of a host's own named policies do not reach etcd, in a fleet and while it is fenced.
+func TestPolicyOfAHostIsNotWrittenToEtcd(t *testing.T) {
 	t.Parallel()
 	f, hosts := newFleet(t, 1)
 	before := f.changes

@@ -367,8 +367,7 @@ func newPolicyNamed(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "PUT", namedPath(args[0])+fleetQuery(ofFleet), data, func(w io.Writer, answer json.RawMessage) error {
 				return cli.Decoded(func(w io.Writer, a namedAnswer) error {
 					cli.PrintWarnings(cmd, a.Warnings)
-					_, err := fmt.Fprintf(w, "Version %d of the policy %s is in force, for %s.\n", a.Version, a.Name, cli.Count(len(a.Boxes), "box", "boxes"))
-					return err
+					return printInForce(w, a)
 				})(w, answer)
 			})
 		},
@@ -398,7 +397,13 @@ func newPolicyNamed(o *cli.Options) *cobra.Command {
 			return namedNames(cmd, o, ""), cobra.ShellCompDirectiveNoFileComp
 		}
 	}
-	cmd.AddCommand(&cobra.Command{
+	cmd.AddCommand(newPolicyNamedList(o), get, set, rm)
+	return cmd
+}
+
+// newPolicyNamedList is `gateway policy named list`.
+func newPolicyNamedList(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
 		Use: "list", Short: "List the named policies", Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.Call(cmd, "GET", namedPath(""), nil, cli.Decoded(func(w io.Writer, all []namedAnswer) error {
@@ -408,8 +413,7 @@ func newPolicyNamed(o *cli.Options) *cobra.Command {
 				return printNamed(w, all)
 			}))
 		},
-	}, get, set, rm)
-	return cmd
+	}
 }
 
 // namedAnswer is a named policy as the API returns it.
@@ -431,6 +435,16 @@ func fleetQuery(fleet bool) string {
 		return "?fleet=true"
 	}
 	return ""
+}
+
+// printInForce confirms a change of a named policy.
+func printInForce(w io.Writer, a namedAnswer) error {
+	boxes := cli.Count(len(a.Boxes), "box", "boxes")
+	if a.Fleet {
+		boxes += " of this host, and on all hosts of the fleet"
+	}
+	_, err := fmt.Fprintf(w, "Version %d of the policy %s is in force, for %s.\n", a.Version, a.Name, boxes)
+	return err
 }
 
 // namedPath returns the API path of a named policy, or of the list of all for "".

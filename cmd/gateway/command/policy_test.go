@@ -298,9 +298,11 @@ func follower(t *testing.T) (changes *[]string) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
 			body, _ := io.ReadAll(r.Body)
-			*changes = append(*changes, r.Method+" "+r.URL.Path+" "+string(body))
+			*changes = append(*changes, r.Method+" "+r.URL.String()+" "+string(body))
 		}
 		switch r.URL.Path {
+		case "/v2/box/settings/network-policies/shared":
+			fmt.Fprint(w, `{"name":"shared","fleet":true,"policy":{"mode":"deny-all"},"version":5,"boxes":[],"warnings":[{"message":"not in force here"}]}`)
 		case "/v2/box/demo/config/network-policy":
 			fmt.Fprint(w, `{"mode":"custom","allowed_domains":["a.example"],"named":"web","version":3}`)
 		case "/v2/box/settings/network-policies":
@@ -327,6 +329,8 @@ func TestPolicyNamed(t *testing.T) {
 		{"policy named get named:web", `"allowed_domains"`, ""},
 		{"policy named set web preset:npm", "Version 3 of the policy web is in force, for 2 boxes.", `PUT /v2/box/settings/network-policies/web {"mode":"custom","allowed_domains":["registry.npmjs.org`},
 		{"policy named rm web", "", "DELETE /v2/box/settings/network-policies/web "},
+		{"policy named set shared deny-all --fleet", "Version 5 of the policy shared is in force, for 0 boxes of this host, and on all hosts of the fleet.", `PUT /v2/box/settings/network-policies/shared?fleet=true "deny-all"`},
+		{"policy named rm --fleet shared", "", "DELETE /v2/box/settings/network-policies/shared?fleet=true "},
 		{"policy set demo named:web", "", `PUT /v2/box/demo/config/network-policy {"named":"web"}`},
 		{"policy diff demo named:web", "The policies are the same.", ""},
 	} {
@@ -334,6 +338,22 @@ func TestPolicyNamed(t *testing.T) {
 		out, status := runCommandLine(t, strings.Fields(c.args)...)
 		if status != 0 || !strings.Contains(out, c.said) || !strings.HasPrefix(strings.Join(*changes, "\n"), c.sent) || (c.sent == "") != (len(*changes) == 0) {
 			t.Errorf("%s: exit %d, sent %q\n%s", c.args, status, *changes, out)
+		}
+	}
+}
+
+// TestListOfNamedPolicies: the list shows the owners of policies in a fleet alone.
+func TestListOfNamedPolicies(t *testing.T) {
+	own := namedAnswer{Name: "web", Policy: json.RawMessage(`{"mode":"deny-all"}`), Version: 3}
+	shared := own
+	shared.Name, shared.Fleet = "shared", true
+	for want, all := range map[string][]namedAnswer{
+		"NAME  VERSION  MODE      BOXES\nweb   3        deny-all  \n":                                                             {own},
+		"NAME    VERSION  MODE      BOXES  OF\nweb     3        deny-all         host\nshared  3        deny-all         fleet\n": {own, shared},
+	} {
+		var out strings.Builder
+		if err := printNamed(&out, all); err != nil || out.String() != want {
+			t.Errorf("%v\n%s\nwant\n%s", err, out.String(), want)
 		}
 	}
 }
