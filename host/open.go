@@ -175,7 +175,7 @@ func (o *opening) openRules(context.Context) error {
 	p.net = &enforce.Enforcer{
 		Kernel: p.kernel(), Proxy: withPredecessor{p.proxy, p.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove, p.remote.Forget, p.ssh.CloseBox},
 	}
-	o.policies, err = rules.New(rules.Config{Resolver: p.dns, Audit: p.cfg.Policy.Audit, Log: p.log, Store: p.store.Rules, Records: p.store.Boxes, Keys: p.store.Keys, Boxes: p.boxes, Shared: p.shared, Net: p.net, Trail: p.trail.Log(), Before: p.before, Fleet: p.fleetPolicies(), HostID: p.hostID(),
+	o.policies, err = rules.New(rules.Config{Resolver: p.dns, Audit: p.cfg.Policy.Audit, Log: p.log, Store: p.store.Rules, Records: p.store.Boxes, Keys: p.store.Keys, Boxes: p.boxes, Shared: p.shared, Net: p.net, Trail: p.trail.Log(), Before: p.before, Fleet: p.fleetPolicies(), HostID: p.hostID(), Headers: p.fleetHeaders(),
 		Observed: func(ctx context.Context, id policy.BoxID) (observe.Summary, error) {
 			return o.events.Observations(ctx, id)
 		}})

@@ -17,6 +17,14 @@ func (p *parts) fleetKeys() keys.Fleet {
 	return p.fleet.Shared()
 }
 
+// fleetHeaders returns the header rules of the fleet, nil without a fleet.
+func (p *parts) fleetHeaders() rules.FleetHeaders {
+	if p.fleet == nil {
+		return nil
+	}
+	return p.fleet.Shared()
+}
+
 // fleetPolicies returns the named policies of the fleet, nil without a fleet.
 func (p *parts) fleetPolicies() rules.Fleet {
 	if p.fleet == nil {
@@ -45,7 +53,7 @@ func (o *opening) openShared(context.Context) error {
 // follow a policy of the fleet change with it.
 func (h *Host) applyShared() {
 	if f := h.parts.fleet; f != nil {
-		f.Shared().Attach(map[shared.Kind]shared.Apply{shared.APIKeys: h.keys.ApplyFleet, shared.Policies: h.policies.ApplyFleet})
+		f.Shared().Attach(map[shared.Kind]shared.Apply{shared.APIKeys: h.keys.ApplyFleet, shared.Policies: h.policies.ApplyFleet, shared.Headers: h.policies.ApplyFleetHeaders})
 	}
 }
 

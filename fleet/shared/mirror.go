@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -93,8 +92,8 @@ func (m *Mirror) Follow(c watch.Change) {
 
 // Retry applies the kinds again that could not be applied, instead of at the next interval.
 func (m *Mirror) Retry() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.applying.Lock()
+	defer m.applying.Unlock()
 	m.applyLocked()
 }
 
@@ -216,9 +215,7 @@ func (m *Mirror) Run(ctx context.Context, a *Acknowledgements) {
 			return
 		case <-changed:
 		case <-time.After(retryEvery):
-			m.applying.Lock()
-			m.applyLocked()
-			m.applying.Unlock()
+			m.Retry()
 		}
 	}
 }

@@ -35,6 +35,7 @@ const (
 var Kinds = []Kind{
 	APIKeys,
 	Policies,
+	Headers,
 }
 
 // Announced are the kinds that this host names in its presence.

@@ -11,8 +11,10 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"go.uber.org/zap"
 
@@ -306,13 +308,18 @@ func (p *Service) applyRecord(name, digest string, record []byte) error {
 	return nil
 }
 
-// clip shortens a text of another host for people.
+// clip returns a text of another host for people: of bounded length, without control characters.
 func clip(text string) string {
 	const most = 256
 	if len(text) > most {
-		return text[:most] + "…"
+		text = text[:most] + "…"
 	}
-	return text
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, text)
 }
 
 // errBusy is the error of a change of the fleet for which other changes hold the locks.

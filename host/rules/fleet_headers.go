@@ -30,10 +30,10 @@ type FleetHeaders interface {
 	Fenced() bool
 }
 
-// fleetFence is closed while the rules of the fleet must not be used: past the fence of the host, and while etcd has earlier rules than this
-// host had in force.
+// fleetFence is closed while the rules of the fleet must not be used: past the fence of the host, while etcd has earlier rules than this host had in
+// force, and while there is only the copy of an earlier run.
 func (p *Service) fleetFence() bool {
-	return p.fleet == nil || p.fleetBehind.Load() || p.fleet.Fenced()
+	return p.fleetRules == nil || !p.fleetKnown.Load() || p.fleetBehind.Load() || p.fleetRules.Fenced()
 }
 
 // errNoFleet is the error of a call for the rules of a fleet.
@@ -41,16 +41,16 @@ var errNoFleet = api.Errorf(api.ErrNotFound, "this host is not a member of a fle
 
 // FleetHeaders implements the Host of [boxgate/api/rules].
 func (p *Service) FleetHeaders(context.Context) (api.HeaderState, error) {
-	if p.fleet == nil {
+	if p.fleetRules == nil {
 		return api.HeaderState{}, errNoFleet
 	}
 	now := p.committedFleet()
-	return api.HeaderState{Rules: now.Rules, Version: now.Version, Warnings: p.fleetWarnings(now.Rules), Fleet: true}, nil
+	return api.HeaderState{Rules: now.Rules, Version: now.Version, Warnings: p.headerWarnings(now.Rules), Fleet: true}, nil
 }
 
-// fleetWarnings tells which rules of the fleet do not apply on this host, because it has rules for the same pattern, and whether the rules
+// headerWarnings tells which rules of the fleet do not apply on this host, because it has rules for the same pattern, and whether the rules
 // are behind.
-func (p *Service) fleetWarnings(rules []policy.HeaderRule) (all []document.Problem) {
+func (p *Service) headerWarnings(rules []policy.HeaderRule) (all []document.Problem) {
 	own := map[string]bool{}
 	for _, r := range p.committedGlobal().Rules {
 		own[r.Pattern.WithDefaultPort(443).String()] = true
@@ -69,7 +69,7 @@ func (p *Service) fleetWarnings(rules []policy.HeaderRule) (all []document.Probl
 
 // SetFleetHeaders implements the Host of [boxgate/api/rules]. The rules of the fleet are not in the history of versions.
 func (p *Service) SetFleetHeaders(ctx context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
-	if p.fleet == nil {
+	if p.fleetRules == nil {
 		return api.HeaderState{}, errNoFleet
 	}
 	text, err := store.EncodeHeaders(rules)
@@ -80,7 +80,7 @@ func (p *Service) SetFleetHeaders(ctx context.Context, rules []policy.HeaderRule
 		return api.HeaderState{}, change.InvalidAt("", fmt.Sprintf("the header rules of a fleet have at most %d KiB; these have %d", node.MaxHeaders>>10, len(text)>>10))
 	}
 	was := p.committedFleet()
-	version, err := p.fleet.ChangeHeaders(ctx, was.Version, func(version uint64) error {
+	version, err := p.fleetRules.ChangeHeaders(ctx, was.Version, func(version uint64) error {
 		if ifMatch != nil && *ifMatch != max(version, was.Version) {
 			return api.ErrPrecondition
 		}
@@ -88,7 +88,7 @@ func (p *Service) SetFleetHeaders(ctx context.Context, rules []policy.HeaderRule
 	}, text)
 	switch {
 	case err == nil:
-		return api.HeaderState{Rules: rules, Version: version, Was: was.Rules, Warnings: p.fleetWarnings(rules), Fleet: true}, nil
+		return api.HeaderState{Rules: rules, Version: version, Was: was.Rules, Warnings: p.headerWarnings(rules), Fleet: true}, nil
 	case errors.Is(err, api.ErrPrecondition):
 		return api.HeaderState{}, err
 	case errors.Is(err, fleet.ErrUnreachable):
@@ -103,7 +103,7 @@ func (p *Service) SetFleetHeaders(ctx context.Context, rules []policy.HeaderRule
 // copy in the store is written first, so that a start without etcd refuses requests to their hosts. An earlier version than the one in
 // force is not used, and closes the fence for the rules of the fleet, until a later one comes.
 func (p *Service) ApplyFleetHeaders(objects map[string][]byte) error {
-	next, err := p.fleet.OpenHeaders(objects)
+	next, err := p.fleetRules.OpenHeaders(objects)
 	if err != nil {
 		if errors.Is(err, sharedkey.ErrNoKey) {
 			p.log.Warn("this host waits for the key of the fleet's header rules", zap.Error(err))
@@ -120,6 +120,7 @@ func (p *Service) ApplyFleetHeaders(objects map[string][]byte) error {
 		p.fleetBehind.Store(true)
 		return nil
 	case next.Version == 0:
+		p.fleetKnown.Store(true)
 		return nil
 	}
 	rules, err := store.DecodeHeaders(next.Document)
@@ -127,7 +128,7 @@ func (p *Service) ApplyFleetHeaders(objects map[string][]byte) error {
 		return err
 	}
 	to := store.Headers{Rules: rules, Version: next.Version}
-	if err := p.store.SetFleetHeaders(p.fleet.Founding(), to); err != nil {
+	if err := p.store.SetFleetHeaders(p.fleetRules.Founding(), to); err != nil {
 		return err
 	}
 	p.setCommittedFleet(to)
@@ -136,6 +137,7 @@ func (p *Service) ApplyFleetHeaders(objects map[string][]byte) error {
 		return err
 	}
 	p.fleetBehind.Store(false)
+	p.fleetKnown.Store(true)
 	return nil
 }
 
@@ -155,14 +157,14 @@ func (p *Service) takeOrClose(b *state.Box) error {
 	return p.closeBox(b)
 }
 
-// loadFleet reads the copy of the fleet's rules at the start. They are in force, behind the fence, until the host has followed the fleet. A host
+// loadFleetHeaders reads the copy of the fleet's rules at the start. They are in force, behind the fence, until the host has followed the fleet. A host
 // without a fleet, or of another one, forgets them.
-func (p *Service) loadFleet() error {
+func (p *Service) loadFleetHeaders() error {
 	founding, stored, err := p.store.FleetHeaders()
 	switch {
 	case err != nil:
 		return err
-	case p.fleet == nil || founding != p.fleet.Founding():
+	case p.fleetRules == nil || founding != p.fleetRules.Founding():
 		if founding == "" {
 			return nil
 		}

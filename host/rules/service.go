@@ -42,6 +42,7 @@ type Config struct {
 	Net      *enforce.Enforcer
 	Trail    *trail.Trail          // records changes that no API call asked for
 	Before   *handover.Predecessor `required:"false"`
+	Headers  FleetHeaders          `required:"false"` // of the fleet; nil: there is none
 	Fleet    Fleet                 `required:"false"` // nil: this host is not a member of a fleet
 	HostID   string                `required:"false"` // of this host in the fleet
 }
@@ -85,7 +86,8 @@ type Service struct {
 
 	changingGlobal sync.Mutex // serialises changes of the global header rules
 
-	fleet       FleetHeaders // nil: there is none
+	fleetRules  FleetHeaders // nil: no member of a fleet
+	fleetKnown  atomic.Bool  // the rules of the fleet were applied once since the start
 	fleetBehind atomic.Bool  // etcd has earlier rules of the fleet than this host had in force
 
 	mu      sync.Mutex
@@ -100,12 +102,13 @@ func New(c Config) (*Service, error) {
 	}
 	p := &Service{
 		resolver: c.Resolver, auditBy: c.Audit, before: c.Before, log: c.Log, store: c.Store, records: c.Records, keys: c.Keys, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leasesChanged: make(chan struct{}, 1), leaseGrace: leaseGrace,
-		observed: c.Observed, replaying: make(chan struct{}, 1), fleet: c.Fleet, hostID: c.HostID,
+		observed: c.Observed, replaying: make(chan struct{}, 1), fleet: c.Fleet, hostID: c.HostID, fleetRules: c.Headers,
 	}
+	p.shared.fence = p.fleetFence
 	if c.Fleet != nil {
 		c.Shared.named.fenced = c.Fleet.Fenced
 	}
-	if err := p.loadGlobal(); err != nil {
+	if err := errors.Join(p.loadGlobal(), p.loadFleetHeaders()); err != nil {
 		return nil, err
 	}
 	return p, p.leaveFleet()

@@ -408,6 +408,9 @@ func newPolicyNamedList(o *cli.Options) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.Call(cmd, "GET", namedPath(""), nil, cli.Decoded(func(w io.Writer, all []namedAnswer) error {
 				for _, n := range all {
+					for i := range n.Warnings {
+						n.Warnings[i].Pointer = n.Name
+					}
 					cli.PrintWarnings(cmd, n.Warnings)
 				}
 				return printNamed(w, all)

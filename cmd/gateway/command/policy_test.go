@@ -329,7 +329,7 @@ func TestPolicyNamed(t *testing.T) {
 		{"policy named get named:web", `"allowed_domains"`, ""},
 		{"policy named set web preset:npm", "Version 3 of the policy web is in force, for 2 boxes.", `PUT /v2/box/settings/network-policies/web {"mode":"custom","allowed_domains":["registry.npmjs.org`},
 		{"policy named rm web", "", "DELETE /v2/box/settings/network-policies/web "},
-		{"policy named set shared deny-all --fleet", "Version 5 of the policy shared is in force, for 0 boxes of this host, and on all hosts of the fleet.", `PUT /v2/box/settings/network-policies/shared?fleet=true "deny-all"`},
+		{"policy named set shared deny-all --fleet", "Version 5 of the policy shared is in force, for 0 boxes of this host, and on all hosts of the fleet.", `PUT /v2/box/settings/network-policies/shared?fleet=true {"mode":"deny-all"}`},
 		{"policy named rm --fleet shared", "", "DELETE /v2/box/settings/network-policies/shared?fleet=true "},
 		{"policy set demo named:web", "", `PUT /v2/box/demo/config/network-policy {"named":"web"}`},
 		{"policy diff demo named:web", "The policies are the same.", ""},

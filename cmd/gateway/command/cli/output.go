@@ -57,7 +57,11 @@ type Warning struct{ Pointer, Message string }
 // PrintWarnings prints the warnings of an answer to stderr.
 func PrintWarnings(cmd *cobra.Command, warnings []Warning) {
 	for _, w := range warnings {
-		fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s: %s\n", w.Pointer, w.Message)
+		about := ""
+		if w.Pointer != "" {
+			about = w.Pointer + ": "
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s%s\n", about, w.Message)
 	}
 }
 
