@@ -239,23 +239,25 @@ func (p *Service) ApplyFleet(records map[string][]byte) error {
 		p.log.Warn("named policies of the fleet are ignored: their names are not valid, or there are too many", zap.Int("records", odd))
 	}
 	f.set(usable)
-	return p.applyRecords()
+	return change.Contain(p.log, p.applyRecords)
 }
 
 // applyRecords applies the known records of the fleet. The caller holds applying.
 func (p *Service) applyRecords() (err error) {
+	waiting, cancel := context.WithTimeout(context.Background(), p.fleetPatience)
+	defer cancel()
 	f, records := &p.fleetPolicies, p.fleetPolicies.all()
 	digests := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(records)) {
 		digest := recordDigest(records[name])
 		digests[digest] = true
-		err = errors.Join(err, p.applyRecord(name, digest, records[name]))
+		err = errors.Join(err, p.applyRecord(waiting, name, digest, records[name]))
 	}
 	maps.DeleteFunc(f.failures, func(digest string, _ int) bool { return !digests[digest] })
 	maps.DeleteFunc(f.retried, func(digest string, _ bool) bool { return !digests[digest] })
 	for name, named := range p.shared.named.copied() {
 		if _, ok := records[name]; !ok && named.Fleet != "" {
-			err = errors.Join(err, p.withdraw(name))
+			err = errors.Join(err, p.withdraw(waiting, name))
 		}
 	}
 	return err
@@ -264,8 +266,8 @@ func (p *Service) applyRecords() (err error) {
 // attemptsOfRecord is how often a record is tried before the boxes that follow it are closed.
 const attemptsOfRecord = 3
 
-// applyRecord applies a record of the fleet, unless it is in force.
-func (p *Service) applyRecord(name, digest string, record []byte) error {
+// applyRecord applies a record of the fleet, unless it is in force. It waits for other changes until waiting is done.
+func (p *Service) applyRecord(waiting context.Context, name, digest string, record []byte) error {
 	f := &p.fleetPolicies
 	now, known := p.shared.named.find(name)
 	switch {
@@ -278,15 +280,10 @@ func (p *Service) applyRecord(name, digest string, record []byte) error {
 	if f.retried == nil {
 		f.retried, f.failures = map[string]bool{}, map[string]int{}
 	}
-	r, problem := readFleet(record)
+	r, problem := p.checkRecord(record)
 	next := store.Policy{Spec: r.Spec, Version: r.Version, Fleet: digest}
 	if problem == nil {
-		in := p.shared.sharedInputs()
-		in.spec, in.version, in.tokens = next.Spec, next.Version, store.NewKey()
-		_, problem = in.compile()
-	}
-	if problem == nil {
-		err := p.replaceByFleet(name, next, r)
+		err := p.replaceByFleet(waiting, name, next, r)
 		switch f.failures[digest]++; {
 		case err == nil:
 			delete(f.failures, digest)
@@ -301,11 +298,26 @@ func (p *Service) applyRecord(name, digest string, record []byte) error {
 	}
 	next.Spec, next.Problem = policy.Spec{Mode: policy.ModeDenyAll}, "on this host the policy cannot be in force, so that it denies everything to the boxes that follow it: "+clip(problem.Error())
 	p.log.Error("a named policy of the fleet cannot be in force on this host: boxes that follow it are closed", zap.String("policy", name), zap.Error(problem))
-	if err := p.replaceByFleet(name, next, r); err != nil {
+	if err := p.replaceByFleet(waiting, name, next, r); err != nil {
 		return err
 	}
 	f.retried[digest] = true
 	return nil
+}
+
+// checkRecord reads a record of the fleet, and compiles it without a box. A panic is a problem of the record, which must not end this gateway
+// again and again.
+func (p *Service) checkRecord(record []byte) (r fleetRecord, problem error) {
+	err := change.Contain(p.log, func() error {
+		if r, problem = readFleet(record); problem != nil {
+			return nil
+		}
+		in := p.shared.sharedInputs()
+		in.spec, in.version, in.tokens = r.Spec, r.Version, store.NewKey()
+		_, problem = in.compile()
+		return nil
+	})
+	return r, errors.Join(problem, err)
 }
 
 // clip returns a text of another host for people: of bounded length, without control characters.
@@ -325,11 +337,24 @@ func clip(text string) string {
 // errBusy is the error of a change of the fleet for which other changes hold the locks.
 var errBusy = errors.New("other changes hold the boxes that follow a named policy of the fleet")
 
-// fleetPatience is how long a change of the fleet waits for other changes. Later changes of the fleet, such as of API keys, wait for it.
+// fleetPatience is how long the changes of the fleet that are applied together wait for other changes. Later ones of the fleet, such as of
+// API keys, wait for them.
 const fleetPatience = 5 * time.Second
 
-// lockWithin takes a lock unless ctx is done before.
-func lockWithin(ctx context.Context, l sync.Locker) bool {
+// tryLocker is a lock that can be tried, such as [sync.RWMutex].
+type tryLocker interface {
+	sync.Locker
+	TryLock() bool
+}
+
+// lockWithin takes a lock unless it is not free before ctx is done. It does not starve while others take the lock in turn.
+func lockWithin(ctx context.Context, l tryLocker) bool {
+	if l.TryLock() {
+		return true
+	}
+	if ctx.Err() != nil {
+		return false
+	}
 	locked := make(chan struct{})
 	go func() {
 		l.Lock()
@@ -370,10 +395,8 @@ func (p *Service) lockFollowersWithin(ctx context.Context, name string) (list []
 }
 
 // replaceByFleet makes next the policy called name, together with all boxes that follow it, and records who made it.
-func (p *Service) replaceByFleet(name string, next store.Policy, by fleetRecord) error {
+func (p *Service) replaceByFleet(waiting context.Context, name string, next store.Policy, by fleetRecord) error {
 	ctx := api.WithCaller(context.Background(), api.Caller{Key: clip(by.KeyID), Name: clip(by.Key), Role: api.Role(clip(by.Role))})
-	waiting, cancel := context.WithTimeout(ctx, fleetPatience)
-	defer cancel()
 	boxes, err := p.lockFollowersWithin(waiting, name)
 	if err != nil {
 		return err
@@ -395,11 +418,9 @@ func (p *Service) replaceByFleet(name string, next store.Policy, by fleetRecord)
 }
 
 // withdraw removes a policy that the fleet has deleted. If boxes follow it, they keep it as it is, and no further box may follow it.
-func (p *Service) withdraw(name string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), fleetPatience)
-	defer cancel()
+func (p *Service) withdraw(waiting context.Context, name string) error {
 	named := &p.shared.named
-	if !lockWithin(ctx, &named.changing) {
+	if !lockWithin(waiting, &named.changing) {
 		return errBusy
 	}
 	defer named.changing.Unlock()
@@ -439,7 +460,9 @@ func (p *Service) dropGone(name string) bool {
 	if old, known := p.shared.named.find(name); !known || !old.Gone || old.Fleet == "" {
 		return false
 	}
-	err := p.withdraw(name)
+	waiting, cancel := context.WithTimeout(context.Background(), p.fleetPatience)
+	defer cancel()
+	err := p.withdraw(waiting, name)
 	_, known := p.shared.named.find(name)
 	return err == nil && !known
 }
@@ -453,7 +476,9 @@ func (p *Service) sharedAgain(name string) {
 	if !ok {
 		return
 	}
-	if err := p.applyRecord(name, recordDigest(record), record); err != nil {
+	waiting, cancel := context.WithTimeout(context.Background(), p.fleetPatience)
+	defer cancel()
+	if err := p.applyRecord(waiting, name, recordDigest(record), record); err != nil {
 		p.log.Error("a named policy of the fleet could not be applied; it is tried again with the next change", zap.String("policy", name), zap.Error(err))
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"boxgate/api"
 	"boxgate/audit/trail"
@@ -58,7 +59,7 @@ func (f *oneFleet) Fenced() bool { return f.fenced }
 
 // join makes a gateway a host of the fleet.
 func (f *oneFleet) join(g *gateway, id string) *gateway {
-	g.fleet, g.hostID, g.shared.named.fenced = f, id, f.Fenced
+	g.fleet, g.hostID, g.shared.named.fenced, g.fleetPatience = f, id, f.Fenced, time.Minute
 	f.hosts = append(f.hosts, g)
 	return g
 }
@@ -475,8 +476,9 @@ func TestChangesOfTheFleetThatWait(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Lock()
-	for range attemptsOfRecord + 1 {
-		ctx, cancel := context.WithTimeout(t.Context(), 1)
+	g.fleetPatience = 10 * time.Millisecond
+	for range attemptsOfRecord + 1 { // none closes the boxes
+		ctx, cancel := context.WithTimeout(t.Context(), g.fleetPatience)
 		_, err := g.lockFollowersWithin(ctx, "web")
 		cancel()
 		if !errors.Is(err, errBusy) {
@@ -490,6 +492,17 @@ func TestChangesOfTheFleetThatWait(t *testing.T) {
 	if err := f.apply(); err != nil || g.state("b2").mode != policy.ModeDenyAll || g.warned("web", "cannot be in force") {
 		t.Errorf("the box is free: %v, %s", err, g.state("b2").mode)
 	}
+
+	g.fleetPatience = 100 * time.Millisecond
+	g.shared.named.changing.RLock()
+	for i := range mostNamed - 1 {
+		f.records[fmt.Sprint("p", i)] = f.records["web"]
+	}
+	began := time.Now()
+	if err := f.apply(); !errors.Is(err, errBusy) || time.Since(began) > mostNamed/4*g.fleetPatience {
+		t.Errorf("many policies that wait: %v after %v", err, time.Since(began))
+	}
+	g.shared.named.changing.RUnlock()
 }
 
 // TestFailuresOfTheFleet: what is known of a change that failed is in its error.
