@@ -132,7 +132,7 @@ func (f *following) setFail(err error) {
 // follow starts a mirror of API keys for a host.
 func follow(t *testing.T, p *peer) *following {
 	t.Helper()
-	f := &following{Mirror: NewMirror(keysOfTest, zap.NewNop())}
+	f := &following{Mirror: newMirror(keysOfTest, []Kind{APIKeys}, zap.NewNop())}
 	if f.Current() {
 		t.Error("current before the first listing")
 	}
