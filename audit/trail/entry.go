@@ -40,7 +40,7 @@ type Entry struct {
 	Time   time.Time    `json:"time"`
 	Kind   Kind         `json:"kind" enum:"call answer policy refused start removed kept"`
 	Call   uint64       `json:"call,omitempty" doc:"of an answer or policy entry: seq of the call"`
-	KeyID  string       `json:"key_id,omitempty" doc:"ID of the API key, or of the person of an identity provider (sso_…); absent without a valid key. For temporary entries that have ended: the key that made them; kubernetes: a BoxgatePolicy"`
+	KeyID  string       `json:"key_id,omitempty" doc:"ID of the API key, or of the person of an identity provider (sso_…); absent without a valid key. For temporary entries that have ended: the key that made them; kubernetes: a BoxgatePolicy; fleet: a policy of the fleet without a readable author"`
 	Key    string       `json:"key,omitempty" doc:"its name, or that of the person"`
 	Role   string       `json:"role,omitempty"`
 	Remote string       `json:"remote,omitempty" doc:"address of the caller, unix with the ID and name of the user, or dashboard with the address of the browser, or ssh with that of the client"`

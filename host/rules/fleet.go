@@ -82,6 +82,24 @@ type fleetPolicies struct {
 
 	mu      sync.Mutex
 	records map[string][]byte // nil: not applied by this process yet
+	made    map[string]string // the digest of the last record that this process made, by name
+}
+
+// note remembers a record that this process makes.
+func (f *fleetPolicies) note(name, digest string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.made == nil || len(f.made) > 2*mostNamed {
+		f.made = map[string]string{}
+	}
+	f.made[name] = digest
+}
+
+// isOwn reports whether this process made the record.
+func (f *fleetPolicies) isOwn(name, digest string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.made[name] == digest
 }
 
 func (f *fleetPolicies) has(name string) bool {
@@ -143,6 +161,7 @@ func (p *Service) SetFleetPolicy(ctx context.Context, name string, spec policy.S
 			return err
 		}
 		records[name] = record
+		p.fleetPolicies.note(name, recordDigest(record))
 		return mayShare(records, name)
 	})
 	if err != nil {
@@ -396,7 +415,8 @@ func (p *Service) lockFollowersWithin(ctx context.Context, name string) (list []
 
 // replaceByFleet makes next the policy called name, together with all boxes that follow it, and records who made it.
 func (p *Service) replaceByFleet(waiting context.Context, name string, next store.Policy, by fleetRecord) error {
-	ctx := api.WithCaller(context.Background(), api.Caller{Key: clip(by.KeyID), Name: clip(by.Key), Role: api.Role(clip(by.Role))})
+	by = p.shownAuthor(name, next.Fleet, by)
+	ctx := api.WithCaller(context.Background(), api.Caller{Key: by.KeyID, Name: by.Key, Role: api.Role(by.Role)})
 	boxes, err := p.lockFollowersWithin(waiting, name)
 	if err != nil {
 		return err
@@ -518,23 +538,38 @@ func (p *Service) fleetWarnings(name string, named store.Policy) (list []documen
 	return list
 }
 
-// ofFleetKey is the ID of the author of a change of the fleet that no API key made, in the audit trail.
+// ofFleetKey is the ID of the author of a change of the fleet whose record has none.
 const ofFleetKey = "fleet"
+
+// shownAuthor returns the record with its author for the histories and the audit trail of this host. The ID of a key of another host has the
+// ID of that host before it, so that it is not taken for a key of this one: hosts have an operator's key each, and whoever writes to
+// etcd can name any.
+func (p *Service) shownAuthor(name, digest string, by fleetRecord) fleetRecord {
+	by.Host, by.KeyID, by.Key, by.Role = clip(by.Host), clip(by.KeyID), clip(by.Key), clip(by.Role)
+	switch {
+	case by.KeyID == "":
+		by.KeyID = ofFleetKey
+	case !p.fleetPolicies.isOwn(name, digest) && !p.isKeyOfFleet(by.KeyID):
+		by.KeyID = by.Host + "/" + by.KeyID
+	}
+	return by
+}
+
+func (p *Service) isKeyOfFleet(id string) bool {
+	all, err := p.keys.All()
+	return err == nil && slices.ContainsFunc(all, func(k store.APIKey) bool { return k.Fleet && k.ID == id })
+}
 
 // recordFleet writes a change by the fleet to the audit trail of this host, with an entry for each box whose policy changed.
 func (p *Service) recordFleet(by fleetRecord, name string, change *rest.Change) {
-	id := clip(by.KeyID)
-	if id == "" {
-		id = ofFleetKey
-	}
-	note := "named policy " + name + " of the fleet, changed on host " + clip(by.Host)
+	note := "named policy " + name + " of the fleet, changed on host " + by.Host
 	var list []trail.Entry
 	for _, c := range append([]rest.Change{*change}, change.Also...) {
 		data, err := json.Marshal(c.What)
 		if err != nil {
 			continue
 		}
-		list = append(list, trail.Entry{Kind: trail.Policy, Box: c.Box, PolicyVersion: c.PolicyVersion, KeyID: id, Key: clip(by.Key), Change: trail.Change{RawMessage: data}, Note: note})
+		list = append(list, trail.Entry{Kind: trail.Policy, Box: c.Box, PolicyVersion: c.PolicyVersion, KeyID: by.KeyID, Key: by.Key, Change: trail.Change{RawMessage: data}, Note: note})
 	}
 	if _, err := p.trail.AppendAll(list); err != nil {
 		p.log.Error("the change of a named policy by the fleet is not in the audit trail", zap.String("policy", name), zap.Error(err))

@@ -16,6 +16,7 @@ import (
 	"boxgate/fleet"
 	"boxgate/fleet/shared"
 	"boxgate/policy"
+	"boxgate/store"
 	"boxgate/store/history"
 )
 
@@ -135,11 +136,12 @@ func TestPolicyOfTheFleet(t *testing.T) {
 			t.Errorf("after a restart: %v, %+v", modes, again.named("web"))
 		}
 		past, err := NewVersions(g.db.History).PolicyVersions(t.Context(), "b2", api.VersionQuery{Most: 1})
-		if v := past.Versions; err != nil || len(v) != 1 || v[0].KeyID != "key_1" || v[0].Key != "ops" || v[0].Cause != string(history.NamedChanged) {
+		author := map[*gateway]string{a: "000001/key_1", b: "key_1"}[g]
+		if v := past.Versions; err != nil || len(v) != 1 || v[0].KeyID != author || v[0].Key != "ops" || v[0].Cause != string(history.NamedChanged) {
 			t.Errorf("history of %s: %+v, %v", g.hostID, past, err)
 		}
 		var boxes []policy.BoxID
-		if err := g.trail.Read(t.Context(), trail.Filter{Key: "key_1"}, false, func(line []byte) error {
+		if err := g.trail.Read(t.Context(), trail.Filter{Key: author}, false, func(line []byte) error {
 			var e trail.Entry
 			if err := json.Unmarshal(line, &e); err != nil {
 				return err
@@ -503,6 +505,25 @@ func TestChangesOfTheFleetThatWait(t *testing.T) {
 		t.Errorf("many policies that wait: %v after %v", err, time.Since(began))
 	}
 	g.shared.named.changing.RUnlock()
+}
+
+// TestForgedAuthorOfTheFleet: a record in etcd that names the operator's key of this host, or texts with control characters, is not taken for a
+// change that this key made.
+func TestForgedAuthorOfTheFleet(t *testing.T) {
+	t.Parallel()
+	f, hosts := newFleet(t, 1)
+	g := hosts[0]
+	for _, by := range []fleetRecord{{Host: g.hostID, KeyID: store.OperatorKey, Key: "operator"}, {Host: g.hostID, KeyID: "\x1b[2J" + strings.Repeat("x", 1000)}, {}} {
+		by.Spec, by.Version = denyAll, g.named("web").Version+1
+		f.records["web"], _ = json.Marshal(by)
+		if err := f.apply(); err != nil {
+			t.Fatal(err)
+		}
+		past, err := NewVersions(g.db.History).PolicyVersions(t.Context(), "b1", api.VersionQuery{Most: 1})
+		if v := past.Versions[0]; err != nil || v.KeyID == store.OperatorKey || v.KeyID == "" || strings.Contains(v.KeyID, "\x1b") || len(v.KeyID) > 600 {
+			t.Errorf("%+v: %+v, %v", by, v, err)
+		}
+	}
 }
 
 // TestFailuresOfTheFleet: what is known of a change that failed is in its error.

@@ -103,7 +103,7 @@ func New(c Config) (*Service, error) {
 	}
 	p := &Service{
 		resolver: c.Resolver, auditBy: c.Audit, before: c.Before, log: c.Log, store: c.Store, records: c.Records, keys: c.Keys, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leasesChanged: make(chan struct{}, 1), leaseGrace: leaseGrace,
-		observed: c.Observed, replaying: make(chan struct{}, 1), fleet: c.Fleet, hostID: c.HostID, fleetPatience: fleetPatience,
+		observed: c.Observed, replaying: make(chan struct{}, 1), fleet: c.Fleet, hostID: c.HostID, fleetRules: c.Headers, fleetPatience: fleetPatience,
 	}
 	p.shared.fence = p.fleetFence
 	if c.Fleet != nil {
