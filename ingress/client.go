@@ -310,7 +310,7 @@ func (e *exchange) Fill(in *h1.Reader) error {
 
 // AppendEnd implements [relay.Side].
 func (c *client) AppendEnd(dst []byte, trailers []h1.Field) []byte {
-	return h1.AppendLastChunk(dst, trailers, withheld)
+	return h1.AppendLastChunk(dst, trailers, c.withheld)
 }
 
 // BadBody implements [relay.Side].

@@ -20,7 +20,7 @@ import (
 
 // This part passes connections on to the hosts of a fleet that have their boxes, and accepts connections from other hosts. TLS is not
 // terminated in between: the name in the ClientHello decides, and the host with the box serves the visitor as if the visitor had
-// connected to it. A connection is passed on once at most.
+// connected to it. A connection is passed on once at most. Requests without such a name are passed on one by one: see remote.go.
 
 // Fleet is the way to the public URLs of the other hosts of a fleet. Safe for concurrent use.
 type Fleet interface {
@@ -28,6 +28,15 @@ type Fleet interface {
 	Owner(host string) (id string, ok bool)
 	// Dial connects to the public URLs of a host, and sends the header of a connection of a visitor to a host name, and first.
 	Dial(ctx context.Context, owner, host string, from, to netip.AddrPort, first []byte) (*net.TCPConn, error)
+	// Membership identifies another host that takes visitors, as a member with its key; false: there is no such host.
+	Membership(host string) (membership string, ok bool)
+	// Connect connects to another host by TLS with the certificates of both, for requests of the visitor From to the host name Name. Mode is
+	// that of the requests, and protocol the version of HTTP, as in ALPN. It sets the other fields of the header.
+	Connect(ctx context.Context, host, protocol string, v balancer.Passed) (net.Conn, error)
+	// Accept returns the settings of TLS for a connection that a host has opened with Connect. Only that host can complete the handshake.
+	Accept(host string) *tls.Config
+	// Still returns an error if the host of such a connection is not a member any longer, or has another key.
+	Still(host string, state tls.ConnectionState) error
 	// Open verifies a header. It returns a header once only.
 	Open(raw []byte) (balancer.Passed, error)
 	// Splice passes bytes between a visitor and a host until both have ended, from start on, and calls ended once. It takes the
@@ -186,7 +195,10 @@ func (l *listener) passedOn(o *opening, raw []byte, h *held) error {
 	network := peernet.NetworkOf(o.from)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h.sender, h.passed = p.Sender, p.Name // release returns the place
+	h.sender, h.passed, h.mode = p.Sender, p.Name, p.Mode // release returns the place
+	if p.Mode == balancer.ModeHTTP && p.From.Addr().IsLoopback() {
+		network = netip.Prefix{} // a reverse proxy of the other host, which has not named the visitor: see [listener.network]
+	}
 	if !l.placeLocked(network, time.Now()) {
 		return errCrowded
 	}

@@ -534,6 +534,9 @@ func (r *redirection) answer(g *core, v *visit, target string) {
 		return
 	}
 	to, ok := g.URLs.Lookup(host)
+	if !ok {
+		to, ok = g.targetElsewhere(host)
+	}
 	if !ok || to.Protocol == TCP {
 		v.refuse(http.StatusNotFound, name.ReasonURLUnknown, "There is no such public URL.")
 		return

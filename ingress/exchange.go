@@ -46,6 +46,7 @@ type visitor struct {
 	inside   bool         // it is a box
 	secure   bool         // it speaks TLS
 	sni      string
+	sender   *sender // the host of the fleet that vouches for it; nil: it has connected to this host
 	accepted atomic.Pointer[credential]
 }
 
@@ -146,7 +147,7 @@ func (e *exchange) asked() asked {
 	path, query, _ := strings.Cut(relay.Recall(&e.texts.target, r.Target), "?")
 	return asked{
 		method: relay.Method(r.Method), host: relay.Recall(&e.texts.host, r.Host), path: path, query: query, html: takesHTML(r.Fields), sni: e.visitor.sni, secure: e.visitor.secure,
-		direct: r.Form == h1.Origin || r.Form == h1.Asterisk, values: e.find, peer: e.visitor.addr, network: e.visitor.network, inside: e.visitor.inside,
+		direct: r.Form == h1.Origin || r.Form == h1.Asterisk, values: e.find, peer: e.visitor.addr, network: e.visitor.network, inside: e.visitor.inside, sender: e.visitor.sender,
 	}
 }
 
@@ -191,9 +192,9 @@ func (e *exchange) authorization() []string {
 	return e.texts.authorization[:]
 }
 
-// hsts returns the value of Strict-Transport-Security for the visitor, or "": browsers ignore it over plain HTTP.
+// hsts returns the value of Strict-Transport-Security for the visitor, or "": browsers ignore it over plain HTTP, and another host sets its own.
 func (e *exchange) hsts() string {
-	if !e.visitor.secure {
+	if !e.visitor.secure || e.visit.target.remote != nil {
 		return ""
 	}
 	return e.g.transport
@@ -203,7 +204,7 @@ func (e *exchange) hsts() string {
 func (e *exchange) head(upgrade bool) {
 	e.Method, e.tries = relay.Method(e.Req.Method), 0
 	e.http2 = e.prefersHTTP2(upgrade)
-	if bytes.IndexByte(e.Req.Path, '?') >= 0 {
+	if e.visit.target.remote == nil && bytes.IndexByte(e.Req.Path, '?') >= 0 {
 		e.Req.Path = withoutOwnParameters(e.Req.Path)
 	}
 	if host := e.visit.target.Host; host != "" {
@@ -302,7 +303,7 @@ func (e *exchange) expected() error {
 	if last := e.Upload.Progress(); last.After(e.since) {
 		e.since = last
 	}
-	if e.Res.Status < 200 && time.Since(e.since) > e.g.ResponseTimeout {
+	if e.Res.Status < 200 && time.Since(e.since) > e.g.responseTime(&e.visit) {
 		return errLate
 	}
 	return nil
@@ -314,6 +315,9 @@ func (g *core) dial(ctx context.Context, t Target) (net.Conn, error) {
 	defer cancel()
 	if t.Handler != nil {
 		return g.local.Dial(served{t.Handler})
+	}
+	if t.remote != nil {
+		return g.connect(ctx, t.remote, "http/1.1")
 	}
 	conn, err := g.Dial(ctx, t)
 	if errors.Is(err, syscall.ECONNREFUSED) {
@@ -376,7 +380,12 @@ func (e *exchange) keepUpstream() {
 func (e *exchange) Received(*h1.Response) {}
 
 // Passes implements [relay.ResponseFields].
-func (e *exchange) Passes(f *h1.Field) (value []byte, ok bool) { return shown(f) }
+func (e *exchange) Passes(f *h1.Field) (value []byte, ok bool) {
+	if e.visit.target.remote != nil {
+		return shownElsewhere(f)
+	}
+	return shown(f)
+}
 
 // AppendExtra implements [relay.ResponseFields].
 func (e *exchange) AppendExtra(dst []byte) []byte {
@@ -425,6 +434,8 @@ func (e *exchange) unserved(err error) error {
 		return errEnd
 	case e.passReset(err):
 		return errEnd
+	case v.target.remote != nil:
+		v.away(err)
 	default:
 		v.unavailable(err)
 	}
@@ -507,11 +518,12 @@ func isGRPC(fields []h1.Field) bool {
 // HTTP/1.1. The request's place is counted for the box, which may have any number of public URLs.
 func (e *exchange) overHTTP2() (*upstream, error) {
 	t, network := e.visit.target, e.visitor.network
-	if !e.g.http2Places.acquire(string(t.Box), network) {
+	holder := boxOf(t.incarnation())
+	if !e.g.http2Places.acquire(holder, network) {
 		return nil, errFull
 	}
-	leave := func() { e.g.http2Places.release(string(t.Box), network) }
-	dial := func(ctx context.Context) (net.Conn, error) { return e.g.dial(ctx, t) }
+	leave := func() { e.g.http2Places.release(holder, network) }
+	dial := func(ctx context.Context) (net.Conn, error) { return e.g.dialHTTP2(ctx, t) }
 	conn, err := e.g.http2.Open(e.ctx, t.incarnation(), t.Protocol == Auto, dial, e.left)
 	if err != nil {
 		leave()

@@ -21,6 +21,8 @@ type forwarding struct{ *exchange }
 // AppendField implements [relay.RequestFields].
 func (e forwarding) AppendField(dst []byte, f *h1.Field) []byte {
 	switch {
+	case e.visit.target.remote != nil:
+		dst = h1.AppendField(dst, f)
 	case credentialOf(f.Name) || isTokenField(e.g.TokenFields, f.Name) || claimed(f.Name) && !lets(e.g.ForwardFields, f.Name):
 	case e.visit.event.Credential == audit.CredentialLink && changesMethod(f.Name):
 	case h1.EqualFold(f.Name, "authorization") && (!e.visit.keepsAuthorization() || e.visit.target.Auth.knows(string(f.Value))):
@@ -42,6 +44,9 @@ func (e forwarding) Announces([]byte) bool { return false }
 
 // AppendOwn implements [relay.RequestFields].
 func (e forwarding) AppendOwn(dst []byte) []byte {
+	if e.visit.target.remote != nil {
+		return dst // it gets them by the connection
+	}
 	return appendForwarded(dst, e.visitor.peer, e.Req.Host, e.visitor.secure)
 }
 

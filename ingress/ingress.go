@@ -323,7 +323,7 @@ type core struct {
 	exchanges places // of code exchanges at the identity provider
 	inside    places // of the requests of boxes, each of which also has one of places
 	own       places // of the requests that this process serves, likewise
-	passing   places // of connections that are passed on, by host of the fleet; each also has one of places
+	passing   places // of connections and requests that are passed on, by host of the fleet; each also has one of places
 	arrived   places // of connections that other hosts pass on to this one, by host
 	local     local.Server
 	// http2Places are for requests to applications that speak HTTP/2, counted by box.

@@ -403,7 +403,7 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 	c.visitor.addr = from.Addr().Unmap()
 	version := ""
 	if l.tls != nil {
-		secure := l.handshake(conn)
+		secure := l.handshake(conn, l.settings(h))
 		if secure == nil {
 			if o, ok := conn.(*opening); ok && o.owner != "" {
 				return l.passOn(o, h)
@@ -413,6 +413,9 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 		state := secure.ConnectionState()
 		version = state.NegotiatedProtocol
 		c.Conn, c.visitor.secure, c.visitor.sni = secure, true, state.ServerName
+		if h.mode.Requests() {
+			l.g.vouched(c.visitor, h, state)
+		}
 	}
 	if version != "" && version == l.g.Validation || !h.serves(bareHost(c.visitor.sni)) {
 		_ = conn.Close()
@@ -423,7 +426,7 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 		_ = conn.Close()
 		return nil
 	}
-	if l.tls != nil && l.g.isRaw(c.visitor.sni, version) {
+	if l.tls != nil && !h.mode.Requests() && l.g.isRaw(c.visitor.sni, version) {
 		h.begin() // a stop lets it run until requests are cut
 		return newPassage(&l.g.core, c.visitor, c.Conn).run
 	}
@@ -467,8 +470,8 @@ func (l *listener) named(sni string, h *held) bool {
 const longestHello = 16 << 10
 
 // handshake performs the TLS handshake. If it fails, it closes the connection and returns nil.
-func (l *listener) handshake(conn net.Conn) *socket.Terminated {
-	secure := socket.Terminate(conn, longestHello, l.tls)
+func (l *listener) handshake(conn net.Conn, settings *tls.Config) *socket.Terminated {
+	secure := socket.Terminate(conn, longestHello, settings)
 	_ = conn.SetDeadline(time.Now().Add(l.g.ReadHeaderTimeout))
 	err := secure.HandshakeContext(context.Background())
 	if err == nil {
@@ -549,7 +552,7 @@ func (c *client) gone() bool {
 	gone := true
 	_ = raw.Control(func(fd uintptr) {
 		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-		gone = err != nil || info.State == unix.BPF_TCP_CLOSE || c.visitor.secure && info.State == unix.BPF_TCP_CLOSE_WAIT
+		gone = err != nil || info.State == unix.BPF_TCP_CLOSE || (c.visitor.secure || c.visitor.sender != nil) && info.State == unix.BPF_TCP_CLOSE_WAIT
 	})
 	return gone
 }
@@ -589,6 +592,7 @@ type held struct {
 	only     string        // the only host that TLS may name, for a box of this gateway; "": any
 	passed   string        // the only host that TLS may name, for a visitor whom another host of the fleet passes on; "": any
 	sender   string        // that other host
+	mode     balancer.Mode // of its connection
 	cut      func()        // ends a connection that is passed on; nil: the connection is closed. Guarded by the listener's mu
 
 	asked atomic.Bool   // a request has begun, or the connection has ended

@@ -626,7 +626,11 @@ func (s *stream) Flush() error { return s.In.Flush() }
 
 // headFields returns the fields of a response for the client. They are valid until the next call.
 func (s *stream) headFields(r *h1.Response) []hpack.HeaderField {
-	list := s.Head(r, shown)
+	passes := shown
+	if s.visit.target.remote != nil {
+		passes = shownElsewhere
+	}
+	list := s.Head(r, passes)
 	if !r.Interim() {
 		list = s.appendHSTS(list)
 	}
@@ -644,7 +648,7 @@ func (s *stream) appendHSTS(list []hpack.HeaderField) []hpack.HeaderField {
 // trailers returns trailer fields of a response for the client.
 func (s *stream) trailers(fields []h1.Field) (list []hpack.HeaderField) {
 	for i := range fields {
-		if f := &fields[i]; !f.Forbidden() && !withheld(f.Name) {
+		if f := &fields[i]; !f.Forbidden() && !s.withheld(f.Name) {
 			list = append(list, relay.StreamField(f.Name, f.Value))
 		}
 	}

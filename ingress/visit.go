@@ -39,6 +39,7 @@ type visit struct {
 	byField bool   // the token was not in Authorization
 	placed  bool   // it holds a place
 	own     bool   // it holds a place of requests that this process serves
+	handed  bool   // it holds a place of connections and requests for another host
 	uses    bool   // it keeps the box awake
 }
 
@@ -77,6 +78,13 @@ func (g *core) check(ctx context.Context, v *visit, permits func(*visit) bool) b
 		return false
 	}
 	v.event.Name = host
+	if v.sender != nil && v.sender.left() {
+		v.refuse(http.StatusServiceUnavailable, name.ReasonURLUnavailable, "The host that passes the request on has left the fleet.")
+		return false
+	}
+	if r := g.elsewhere(v, host); r != nil {
+		return g.handOver(v, r)
+	}
 	if g.knownToProvider(ctx, v, host) {
 		return false
 	}
@@ -335,6 +343,7 @@ func (g *core) record(v *visit) {
 		g.leavePlace(v)
 	}
 	g.leaveOwn(v)
+	g.leaveHandOver(v)
 	v.event.Duration = time.Since(v.began)
 	v.opening.End(&v.event)
 	if g.Audit != nil {
@@ -514,6 +523,7 @@ type asked struct {
 	peer    netip.Addr   // the client; zero: unknown
 	network netip.Prefix // of the client; zero: unknown
 	inside  bool         // the client is a box
+	sender  *sender      // the host that vouches for the client; nil: it has connected to this host
 	raw     bool         // the client wants a connection (raw TCP), not an HTTP request
 	direct  bool         // the target is a path or an asterisk: not an absolute-form URL or an authority
 	// values returns the values of a field, one for each line. name is in lower case.
@@ -596,6 +606,8 @@ type Target struct {
 	Unknown bool
 	// Access contains further settings; nil: none are set.
 	Access *Access
+
+	remote *remote // the other host that serves the request; nil: this one
 }
 
 // logged returns the box of a target in the decision log; "": none.
@@ -618,4 +630,12 @@ type incarnation struct {
 	addr netip.AddrPort
 }
 
-func (t Target) incarnation() incarnation { return incarnation{t.ID, t.Box, t.Addr} }
+func (t Target) incarnation() incarnation {
+	if t.remote != nil {
+		return t.remote.key()
+	}
+	return incarnation{t.ID, t.Box, t.Addr}
+}
+
+// awake reports whether a target needs no box that is awake: it is in this process, or on another host.
+func (t Target) awake() bool { return t.Handler != nil || t.remote != nil }

@@ -55,7 +55,7 @@ type waking struct {
 
 // enter keeps the box of a visit awake. If it sleeps, enter returns the attempt to wake it.
 func (g *core) enter(v *visit) *waking {
-	if g.Boxes == nil || v.target.Handler != nil {
+	if g.Boxes == nil || v.target.awake() {
 		return nil
 	}
 	v.uses = true
@@ -147,7 +147,7 @@ func (g *core) releaseBox(v *visit) {
 
 // moved reports to Boxes that bytes have passed. It is called after releaseBox.
 func (g *core) moved(v *visit, byVisitor bool) {
-	if g.Boxes != nil && v.target.Handler == nil {
+	if g.Boxes != nil && !v.target.awake() {
 		g.Boxes.Moved(v.target.Box, byVisitor)
 	}
 }

@@ -22,6 +22,12 @@ func (n *Node) Peers() pki.Peers {
 	}}
 }
 
+// VisitorPeers is [Node.Peers] by the last known directory, also while this host is fenced: for connections that end with the visitors whom they
+// carry, at public URLs. A host that has left since may still claim addresses of visitors, and opens nothing by that.
+func (n *Node) VisitorPeers() pki.Peers {
+	return pki.Peers{Authority: n.authority, Known: n.hosts.fingerprint}
+}
+
 // Member returns a host of the fleet. ok is false for an unknown ID, and for all while this host is fenced.
 func (n *Node) Member(id string) (h fleet.Host, ok bool) {
 	if n.Fenced() {

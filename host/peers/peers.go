@@ -3,6 +3,8 @@ package peers
 
 import (
 	"context"
+	"crypto/tls"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -13,6 +15,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/fleet/pki"
 	"boxgate/ingress/balancer"
 	"boxgate/internal/required"
 	"boxgate/internal/socket"
@@ -24,6 +27,10 @@ import (
 type Hosts interface {
 	// IngressOf returns the address of the public URLs of another member; false: it is no member, or has none for other hosts.
 	IngressOf(host string) (netip.AddrPort, bool)
+	// VisitorPeers verifies the other hosts, by the authority and the last known directory.
+	VisitorPeers() pki.Peers
+	// Certificate returns the certificate of this host for connections with other hosts.
+	Certificate() (*tls.Certificate, error)
 	// Secrets returns the secrets for headers to and from another member; false: it is no member.
 	Secrets(host string) (to, from []byte, ok bool)
 }
@@ -81,6 +88,11 @@ var errNoPeer = errors.New("the host with the box is not a member of the fleet a
 
 // Dial implements [boxgate/ingress.Fleet].
 func (p *Peers) Dial(ctx context.Context, owner, host string, from, to netip.AddrPort, first []byte) (*net.TCPConn, error) {
+	return p.open(ctx, owner, balancer.Passed{From: from, To: to, Name: host, Mode: balancer.ModeTLS}, first)
+}
+
+// open connects to a host, and sends a header, with the fields that are the same for each, and first.
+func (p *Peers) open(ctx context.Context, owner string, header balancer.Passed, first []byte) (*net.TCPConn, error) {
 	at, ok := p.Hosts.IngressOf(owner)
 	key, _, known := p.Hosts.Secrets(owner)
 	if !ok || !known {
@@ -90,7 +102,7 @@ func (p *Peers) Dial(ctx context.Context, owner, host string, from, to netip.Add
 	if err != nil {
 		return nil, fmt.Errorf("host %s: %w", owner, err)
 	}
-	header := balancer.Passed{From: from, To: to, Name: host, Mode: balancer.ModeTLS, Sender: p.Own, Receiver: owner, At: time.Now(), Nonce: balancer.NewNonce()}
+	header.Sender, header.Receiver, header.At, header.Nonce = p.Own, owner, time.Now(), balancer.NewNonce()
 	begin := header.Append(make([]byte, 0, balancer.PassedMost+len(first)), key)
 	if deadline, ok := ctx.Deadline(); ok {
 		_ = c.SetWriteDeadline(deadline)
@@ -102,6 +114,60 @@ func (p *Peers) Dial(ctx context.Context, owner, host string, from, to netip.Add
 	_ = c.SetWriteDeadline(time.Time{})
 	tcp, _ := socket.TCP(c) // the network is tcp
 	return tcp, nil
+}
+
+// Membership implements [boxgate/ingress.Fleet].
+func (p *Peers) Membership(host string) (membership string, ok bool) {
+	if _, ok = p.Hosts.IngressOf(host); !ok || host == p.Own {
+		return "", false
+	}
+	key, ok := p.Hosts.VisitorPeers().Known(host)
+	return host + "." + hex.EncodeToString(key), ok
+}
+
+// Connect implements [boxgate/ingress.Fleet].
+func (p *Peers) Connect(ctx context.Context, host, protocol string, v balancer.Passed) (net.Conn, error) {
+	v.To = netip.AddrPortFrom(netip.IPv6Unspecified(), 0) // the balancer's, which the other host does not need
+	c, err := p.open(ctx, host, v, nil)
+	if err != nil {
+		return nil, err
+	}
+	settings := p.Hosts.VisitorPeers().Client(p.Hosts.Certificate, host)
+	settings.NextProtos = []string{protocol}
+	secure := tls.Client(c, settings)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("host %s: %w", host, err)
+	}
+	if secure.ConnectionState().NegotiatedProtocol != protocol {
+		_ = c.Close()
+		return nil, fmt.Errorf("host %s does not speak %s with other hosts", host, protocol)
+	}
+	return secure, nil
+}
+
+// Accept implements [boxgate/ingress.Fleet].
+func (p *Peers) Accept(host string) *tls.Config {
+	settings := p.Hosts.VisitorPeers().Server(p.Hosts.Certificate)
+	settings.NextProtos = []string{"h2", "http/1.1"}
+	verify := settings.VerifyConnection
+	settings.VerifyConnection = func(state tls.ConnectionState) error {
+		if err := verify(state); err != nil {
+			return err
+		}
+		return p.Still(host, state)
+	}
+	return settings
+}
+
+// Still implements [boxgate/ingress.Fleet].
+func (p *Peers) Still(host string, state tls.ConnectionState) error {
+	state.HandshakeComplete = true // VerifyConnection asks, too
+	found, err := p.Hosts.VisitorPeers().Still(state)
+	if err == nil && found != host {
+		err = fmt.Errorf("host %s has sent the header, and host %s continues", host, found)
+	}
+	return err
 }
 
 // Open implements [boxgate/ingress.Fleet].

@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// Passed is the connection of a visitor that one host of a fleet passes on, unread, to the public URLs of another. It is sent as a header
-// of version 2 of the PROXY protocol (haproxy's proxy-protocol.txt) with two extensions: the host name, as PP2_TYPE_AUTHORITY, and one of
+// Passed is the connection of a visitor that one host of a fleet passes on to the public URLs of another. It is sent as a header of version 2 of the PROXY protocol (haproxy's proxy-protocol.txt) with two extensions: the host name, as PP2_TYPE_AUTHORITY, and one of
 // the range for experiments that proves the sender.
 type Passed struct {
 	From     netip.AddrPort // the visitor
@@ -29,8 +28,17 @@ type Passed struct {
 // Mode is the protocol of the bytes after the header.
 type Mode byte
 
-// ModeTLS is the visitor's TLS, from its ClientHello on.
-const ModeTLS Mode = 1
+const (
+	// ModeTLS is the visitor's TLS, from its ClientHello on.
+	ModeTLS Mode = 1
+	// ModeHTTPS is TLS between the two hosts, with requests of the visitor to the host name inside. They have reached the sender over TLS.
+	ModeHTTPS Mode = 2
+	// ModeHTTP is ModeHTTPS for requests that have reached the sender over plain HTTP.
+	ModeHTTP Mode = 3
+)
+
+// Requests reports whether TLS between the two hosts follows, with requests inside.
+func (m Mode) Requests() bool { return m == ModeHTTPS || m == ModeHTTP }
 
 // Nonce identifies a header. The sender chooses it at random.
 type Nonce [nonceSize]byte
@@ -154,10 +162,11 @@ func parsePassed(raw []byte) (p Passed, err error) {
 		return p, ErrPassed
 	}
 	p.Name, rest = string(rest[3:3+size]), rest[3+size:]
-	if !bytes.Equal(rest[:5], []byte{typePassed, 0, passedSize, passedVersion, byte(ModeTLS)}) {
-		return p, ErrPassed
+	p.Mode = Mode(rest[4])
+	if !bytes.Equal(rest[:4], []byte{typePassed, 0, passedSize, passedVersion}) || p.Mode != ModeTLS && !p.Mode.Requests() {
+		return Passed{}, ErrPassed
 	}
-	p.Mode, rest = Mode(rest[4]), rest[5:]
+	rest = rest[5:]
 	p.Sender, p.Receiver, rest = string(rest[:hostSize]), string(rest[hostSize:2*hostSize]), rest[2*hostSize:]
 	p.At = time.UnixMilli(int64(binary.BigEndian.Uint64(rest)))
 	p.Nonce = Nonce(rest[8:])

@@ -257,7 +257,7 @@ host/listen: config dns firewall firewall/network host/netns host/handover host/
 host/meter: policy store
 host/models: llm llm/budget policy api api/history config host/state internal/required store
 host/boxdial: policy launcher/namespace
-host/peers: policy ingress ingress/balancer internal/required internal/socket proxy/tunnel
+host/peers: policy fleet/pki ingress ingress/balancer internal/required internal/socket proxy/tunnel
 host/records: api audit config internal/buildinfo quota store observe policy
 host/rules: fleet fleet/shared policy policy/document rule/header api api/change api/rest audit boundary config firewall host/netns host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store observe/replay policy/authority observe store/history quota
 host/schedule: policy api api/history api/problem api/schedules host/change host/webhook host/keys host/state internal/fault internal/required proxy quota store agents api/harness
