@@ -413,7 +413,7 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 		state := secure.ConnectionState()
 		version = state.NegotiatedProtocol
 		c.Conn, c.visitor.secure, c.visitor.sni = secure, true, state.ServerName
-		if h.mode.Requests() {
+		if h.sender != "" {
 			l.g.vouched(c.visitor, h, state)
 		}
 	}

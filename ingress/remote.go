@@ -125,15 +125,17 @@ func shownElsewhere(f *h1.Field) (value []byte, ok bool) { return f.Value, f.Kin
 // withheld is the function withheld for the responses of boxes.
 func (e *exchange) withheld(name []byte) bool { return e.visit.target.remote == nil && withheld(name) }
 
-// sender is a host of the fleet that passes requests of a visitor on, over one connection.
+// sender is a host of the fleet that passes one connection of a visitor on, or requests of the visitor over one connection.
 type sender struct {
-	fleet Fleet
-	host  string
-	state tls.ConnectionState
+	fleet    Fleet
+	host     string
+	requests bool                // TLS is that of the host
+	state    tls.ConnectionState // then
 }
 
-// left reports whether the host is not a member any longer.
-func (s *sender) left() bool { return s.fleet.Still(s.host, s.state) != nil }
+// left reports whether the host is not a member any longer, and the visitor of a further request may so be made up. A visitor's own TLS
+// connection goes on.
+func (s *sender) left() bool { return s.requests && s.fleet.Still(s.host, s.state) != nil }
 
 // settings returns the settings of TLS for a connection: those for visitors, or for the host that passes requests on.
 func (l *listener) settings(h *held) *tls.Config {
@@ -143,9 +145,11 @@ func (l *listener) settings(h *held) *tls.Config {
 	return l.tls
 }
 
-// vouched describes the visitor of a connection with requests that another host passes on, as its header does. The requests can be for no other
-// host name.
+// vouched describes the visitor of a connection that another host passes on. If the host passes requests on, the visitor is the one in the
+// header, and the requests can be for no other host name.
 func (g *core) vouched(w *visitor, h *held, state tls.ConnectionState) {
-	w.secure, w.sni = h.mode == balancer.ModeHTTPS, strings.ToLower(h.passed)
-	w.sender = &sender{g.Fleet, h.sender, state}
+	w.sender = &sender{fleet: g.Fleet, host: h.sender, requests: h.mode.Requests()}
+	if w.sender.requests {
+		w.sender.state, w.secure, w.sni = state, h.mode == balancer.ModeHTTPS, strings.ToLower(h.passed)
+	}
 }

@@ -22,16 +22,46 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/fleet/pki"
 	"boxgate/ingress"
 	"boxgate/ingress/balancer"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
-// directory has the addresses of hosts. Each pair of hosts has a secret made of their IDs.
+// directory has the addresses and keys of hosts. Each pair of hosts has a secret made of their IDs.
 type directory struct {
-	mu   sync.Mutex
-	at   map[string]netip.AddrPort
-	left map[string]bool
+	authority *pki.Authority
+
+	mu    sync.Mutex
+	at    map[string]netip.AddrPort
+	left  map[string]bool
+	keys  map[string][]byte // fingerprints
+	certs map[string]*tls.Certificate
+}
+
+// enter makes a key and a certificate for a host.
+func (d *directory) enter(t testing.TB, host string) {
+	t.Helper()
+	key, fingerprint, err := pki.NewHostKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	issuer := pki.Issuer{Host: host, HostKey: key, Authority: d.authority.PEM(), AuthorityKey: func(context.Context) (name.Secret, error) { return d.authority.Key() }}
+	cert, err := issuer.Issue(t.Context(), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.keys[host], d.certs[host] = fingerprint, cert
+}
+
+// leave removes a host.
+func (d *directory) leave(host string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.left[host] = true
 }
 
 // view is the directory of one host.
@@ -54,6 +84,25 @@ func (v view) Secrets(host string) (to, from []byte, ok bool) {
 	return []byte(v.own + host), []byte(host + v.own), ok && !v.left[host]
 }
 
+func (v view) VisitorPeers() pki.Peers {
+	root, err := pki.ParseCertificate(v.authority.PEM())
+	if err != nil {
+		panic(err)
+	}
+	return pki.Peers{Authority: root, Known: func(host string) ([]byte, bool) {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		key, ok := v.keys[host]
+		return key, ok && !v.left[host]
+	}}
+}
+
+func (v view) Certificate() (*tls.Certificate, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.certs[v.own], nil
+}
+
 const domain = "preview.test"
 
 // nameOf is the host name of the public URL of a box of a host.
@@ -68,6 +117,7 @@ func parse(host string) (id policy.BoxID, port uint16, ok bool) {
 type host struct {
 	*ingress.Ingress
 	id, address string
+	plain       string // address of the listener for a reverse proxy on the same machine
 	peers       *Peers
 	target      ingress.Target
 	roots       *x509.CertPool
@@ -90,6 +140,7 @@ func newHost(t testing.TB, d *directory, id string, app http.Handler, change fun
 	if h.peers, err = New(Config{Hosts: view{d, id}, Own: id, Parse: parse, Pipes: 8, Log: zap.NewNop()}); err != nil {
 		t.Fatal(err)
 	}
+	d.enter(t, id)
 	cert := certificate(t, h.roots)
 	c := ingress.Config{URLs: h, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cert, nil }, Fleet: h.peers}
 	if change != nil {
@@ -106,14 +157,22 @@ func newHost(t testing.TB, d *directory, id string, app http.Handler, change fun
 	d.mu.Lock()
 	d.at[id] = netip.MustParseAddrPort(h.address)
 	d.mu.Unlock()
-	served := make(chan error, 1)
+	plain, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.plain = plain.Addr().String()
+	served := make(chan error, 2)
 	go func() { served <- h.ServeTLS(ln) }()
+	go func() { served <- h.ServePlain(plain) }()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
 		_ = h.Shutdown(ctx)
-		if err := <-served; err != nil {
-			t.Error(err)
+		for range cap(served) {
+			if err := <-served; err != nil {
+				t.Error(err)
+			}
 		}
 		h.peers.Close()
 	})
@@ -139,8 +198,13 @@ func certificate(t testing.TB, roots *x509.CertPool) *tls.Certificate {
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
-func newDirectory() *directory {
-	return &directory{at: map[string]netip.AddrPort{}, left: map[string]bool{}}
+func newDirectory(t testing.TB) *directory {
+	t.Helper()
+	authority, err := pki.NewAuthority("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &directory{authority: authority, at: map[string]netip.AddrPort{}, left: map[string]bool{}, keys: map[string][]byte{}, certs: map[string]*tls.Certificate{}}
 }
 
 // address is the application: it answers with the visitor's address.
@@ -177,7 +241,7 @@ func get(c *http.Client, name string) (string, error) {
 // TestVisitorsOfAnotherHost: the application sees the address of a visitor whom another host passes on, over both versions of HTTP.
 func TestVisitorsOfAnotherHost(t *testing.T) {
 	t.Parallel()
-	d := newDirectory()
+	d := newDirectory(t)
 	a, b := newHost(t, d, "aaaaaa", address, nil), newHost(t, d, "bbbbbb", address, nil)
 	for _, h2 := range []bool{false, true} {
 		if got, err := get(visitor(t, "127.0.0.9", a, b.roots, h2), nameOf("bbbbbb")); got != "127.0.0.9" || err != nil {
@@ -187,9 +251,7 @@ func TestVisitorsOfAnotherHost(t *testing.T) {
 			t.Errorf("HTTP/2 %v, of its own: %q, %v", h2, got, err)
 		}
 	}
-	d.mu.Lock()
-	d.left["aaaaaa"] = true
-	d.mu.Unlock()
+	d.leave("aaaaaa")
 	if got, err := get(visitor(t, "127.0.0.9", a, b.roots, false), nameOf("bbbbbb")); err == nil {
 		t.Errorf("by a host that left: %q", got)
 	}
@@ -224,7 +286,7 @@ func begin(t *testing.T, to *host, header []byte, serverName string) error {
 // TestHeadersThatAreRefused: a header opens one connection, to the host and the name that it is for.
 func TestHeadersThatAreRefused(t *testing.T) {
 	t.Parallel()
-	d := newDirectory()
+	d := newDirectory(t)
 	newHost(t, d, "aaaaaa", nil, nil)
 	b := newHost(t, d, "bbbbbb", address, nil)
 	c := newHost(t, d, "cccccc", address, nil)
@@ -257,7 +319,7 @@ func TestHeadersThatAreRefused(t *testing.T) {
 // operator's own URLs keep theirs.
 func TestConnectionsPassedOnAreBounded(t *testing.T) {
 	t.Parallel()
-	d := newDirectory()
+	d := newDirectory(t)
 	a, b := newHost(t, d, "aaaaaa", address, func(c *ingress.Config) { c.Requests = 32 }), newHost(t, d, "bbbbbb", address, nil)
 	open := func(from string) error {
 		dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: time.Minute}
@@ -284,7 +346,7 @@ func TestConnectionsPassedOnAreBounded(t *testing.T) {
 // TestHostThatIsAway: a visitor of a box whose host does not answer gets a TLS alert.
 func TestHostThatIsAway(t *testing.T) {
 	t.Parallel()
-	d := newDirectory()
+	d := newDirectory(t)
 	a := newHost(t, d, "aaaaaa", address, nil)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -299,7 +361,7 @@ func TestHostThatIsAway(t *testing.T) {
 
 // BenchmarkRequest measures requests on open connections: directly to the host with the box, and by another host.
 func BenchmarkRequest(b *testing.B) {
-	d := newDirectory()
+	d := newDirectory(b)
 	often := func(c *ingress.Config) { c.RequestRate = 1 << 30 } // otherwise the visitor exceeds the rate
 	one, two := newHost(b, d, "aaaaaa", address, often), newHost(b, d, "bbbbbb", address, often)
 	for _, to := range []*host{two, one} {
