@@ -145,8 +145,9 @@ s3: ## build versitygw, an S3 server, for the tests of shared snapshots
 postgres: ## unpack the PostgreSQL server of one test where there is none, without installing it
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || dist/unpack.sh /var/cache/boxgate-postgres 'usr/lib/postgresql/*/bin/postgres' postgresql
 
-proxies: ## unpack the proxies of the tests of upstream proxies, without installing them
+proxies: ## unpack the upstream proxies and the load balancer of tests, without installing them
 	@dist/unpack.sh /var/lib/boxgate/proxies usr/bin/tinyproxy tinyproxy-bin microsocks
+	@dist/unpack.sh /var/lib/boxgate/balancers usr/sbin/haproxy haproxy
 
 test confined race mutants: proxies cni etcd s3
 

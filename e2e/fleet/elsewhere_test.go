@@ -39,8 +39,24 @@ type joined struct {
 // address returns the address of a host on the switch.
 func address(i int) string { return fmt.Sprintf("10.213.0.%d", i+1) }
 
-// three returns three members.
+// three returns three members that take admin calls of each other.
 func three(t *testing.T) (j joined, a, b, c *host) {
+	t.Helper()
+	j, _ = switched(t, func(i int, c *config.Config) {
+		c.Fleet.Advertise = address(i) + ":8700"
+		c.E2B.Enabled = true
+	})
+	for _, h := range j.hosts {
+		h.Until("the host reaches the others", func() bool {
+			_, silent := j.list(h)
+			return silent == ""
+		})
+	}
+	return j, j.hosts[0], j.hosts[1], j.hosts[2]
+}
+
+// switched returns three members, and the namespace of their switch. change edits the configuration of each.
+func switched(t *testing.T, change func(i int, c *config.Config)) (j joined, lan *testnet.NS) {
 	t.Helper()
 	etcd := etcdtest.Start(t)
 	lan, err := testnet.NewNS()
@@ -59,8 +75,8 @@ func three(t *testing.T) (j joined, a, b, c *host) {
 	ip(lan, "link", "set", "switch", "up")
 	for i := range 3 {
 		h := &host{World: harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
-			c.Fleet = config.Fleet{Name: "test", Endpoints: []string{etcd.Endpoint()}, Advertise: address(i) + ":8700"}
-			c.E2B.Enabled = true
+			c.Fleet = config.Fleet{Name: "test", Endpoints: []string{etcd.Endpoint()}}
+			change(i, c)
 		}})}
 		port, gateway := fmt.Sprintf("host%d", i), h.Net.Gateway()
 		ip(lan, "link", "add", port, "type", "veth", "peer", "name", "lan0", "netns", gateway.Path())
@@ -73,18 +89,7 @@ func three(t *testing.T) (j joined, a, b, c *host) {
 			j.become(h, j.hosts[0].command(0, "", "fleet", "token"), "fleet", "join", "--token-file", "-")
 		}
 	}
-	var made struct{ Key string }
-	if resp, text := j.call(j.hosts[0], j.operator, "POST", "/v2/api-keys", map[string]any{"name": "everywhere", "role": "admin"}); json.Unmarshal([]byte(text), &made) != nil || made.Key == "" {
-		t.Fatal(resp.Status, text)
-	}
-	j.key = made.Key
-	for _, h := range j.hosts {
-		h.Until("the host reaches the others", func() bool {
-			resp, _ := j.call(h, j.key, "GET", "/v2/box", nil)
-			return resp.StatusCode == http.StatusOK && resp.Header.Get("Boxgate-Unreachable-Hosts") == ""
-		})
-	}
-	return j, j.hosts[0], j.hosts[1], j.hosts[2]
+	return j, lan
 }
 
 // become is [host.become] with the common key of the operator.
