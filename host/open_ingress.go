@@ -291,5 +291,5 @@ func (p *parts) openAccounts() (*ingress.Accounts, error) {
 	if c.ClientSecret != "" {
 		desk.Secret = func(ctx context.Context) (name.Secret, error) { return p.secrets.Secret(ctx, c.ClientSecret) }
 	}
-	return &ingress.Accounts{Origin: "https://" + at.Host, Desk: account.NewDesk(desk, c.SessionTime)}, nil
+	return &ingress.Accounts{Origin: "https://" + at.Host, Desk: account.NewDesk(desk, c.SessionTime, p.fleetHost())}, nil
 }

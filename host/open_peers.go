@@ -90,7 +90,7 @@ const peerPipesMost = 64
 
 // openPeers returns the way to the public URLs of the other hosts of the fleet; nil: there is none, because fleet.ingress is not set.
 func (p *parts) openPeers(connections int) (ingress.Fleet, error) {
-	if p.fleet == nil || p.cfg.Fleet.Ingress == "" {
+	if p.fleetHost() == "" {
 		return nil, nil
 	}
 	var err error
@@ -98,4 +98,12 @@ func (p *parts) openPeers(connections int) (ingress.Fleet, error) {
 		Hosts: p.fleet, Own: p.fleet.Identity.Host, Parse: p.cfg.Ingress.ParseHostName, Pipes: max(4, min(peerPipesMost, connections/16)), Log: p.log.Named("fleet"),
 	})
 	return p.peers, err
+}
+
+// fleetHost returns the ID of this host if other hosts of a fleet pass visitors on to it, or "".
+func (p *parts) fleetHost() string {
+	if p.fleet == nil || p.cfg.Fleet.Ingress == "" {
+		return ""
+	}
+	return p.fleet.Identity.Host
 }

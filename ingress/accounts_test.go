@@ -86,7 +86,7 @@ func withAccounts(t *testing.T, issuer string, box *recorder) *fixture {
 		c.Accounts = &Accounts{Origin: accountOrigin, Desk: account.NewDesk(openid.Config{
 			Issuer: issuer, ClientID: "boxgate", Scopes: []string{"email"}, Groups: "groups", Redirect: accountOrigin + pages.ReturnPath,
 			Secret: func(context.Context) (name.Secret, error) { return name.NewSecret("client-secret"), nil },
-		}, 0)}
+		}, 0, "")}
 	})
 	for _, host := range []string{"one", "two"} {
 		target := f.expose(host, box.Server, Auth{})

@@ -9,7 +9,10 @@ import (
 	"strings"
 	"time"
 
+	"boxgate/ingress/account"
 	"boxgate/ingress/balancer"
+	"boxgate/ingress/pages"
+	"boxgate/ingress/signin"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/relay/h1"
@@ -42,6 +45,9 @@ func (g *core) elsewhere(v *visit, host string) *remote {
 		return nil
 	}
 	owner, ok := g.Fleet.Owner(host)
+	if !ok && g.Accounts != nil && host == g.Accounts.host {
+		owner, ok = signsInAt(&v.asked)
+	}
 	if !ok {
 		return nil
 	}
@@ -54,6 +60,18 @@ func (g *core) elsewhere(v *visit, host string) *remote {
 		r.mode = balancer.ModeHTTPS
 	}
 	return r
+}
+
+// signsInAt returns the host that a step of a sign-in names, at the host of Accounts. All hosts of a fleet share its name, and only the one
+// where a sign-in was begun can go on with it. Whether the ticket is genuine is for that host to judge.
+func signsInAt(q *asked) (host string, ok bool) {
+	parameter, ok := map[string]string{pages.StartPath: "ticket", pages.ReturnPath: "state"}[q.path]
+	if !ok {
+		return "", false
+	}
+	ticket, _ := signin.Value(q.query, parameter)
+	host = account.HostOf(ticket)
+	return host, host != ""
 }
 
 // targetElsewhere returns a target on another host, for limits and redirects.

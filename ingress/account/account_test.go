@@ -45,7 +45,7 @@ func TestAllow(t *testing.T) {
 // A ticket is valid for one step, in the browser for which it was issued, once, until it expires.
 func TestTickets(t *testing.T) {
 	t.Parallel()
-	d, now := NewDesk(openid.Config{}, 0), time.Unix(1_800_000_000, 0)
+	d, now := NewDesk(openid.Config{}, 0, ""), time.Unix(1_800_000_000, 0)
 	begun, cookie := d.Begin("u", "host", "/x", now)
 	code := d.seal(toURL, Ticket{URL: "u", Host: "host", Bind: hash(cookie), ID: []byte("once"), Expires: now.Add(time.Minute).Unix(), Until: now.Add(time.Hour).Unix()})
 	for name, finish := range map[string]func() error{
@@ -54,7 +54,7 @@ func TestTickets(t *testing.T) {
 		"another browser":              func() error { _, _, err := d.Finish("u", code, newFlow(), now); return err },
 		"no cookie":                    func() error { _, _, err := d.Finish("u", code, "", now); return err },
 		"too late":                     func() error { _, _, err := d.Finish("u", code, cookie, now.Add(time.Minute)); return err },
-		"of another gateway":           func() error { _, _, err := NewDesk(openid.Config{}, 0).Finish("u", code, cookie, now); return err },
+		"of another gateway":           func() error { _, _, err := NewDesk(openid.Config{}, 0, "").Finish("u", code, cookie, now); return err },
 		"changed":                      func() error { _, _, err := d.Finish("u", "A"+code[1:], cookie, now); return err },
 		"the provider's answer in another browser": func() error {
 			state := d.seal(fromProvider, Ticket{URL: "u", Host: "host", Flow: hash(cookie), Expires: now.Add(time.Minute).Unix()})
@@ -78,7 +78,7 @@ func TestTickets(t *testing.T) {
 // Neither the provider nor a reader of the addresses on the way learns which path the visitor opens at the URL.
 func TestWhereAVisitorGoesIsNotTold(t *testing.T) {
 	t.Parallel()
-	d, now := NewDesk(openid.Config{}, 0), time.Unix(1_800_000_000, 0)
+	d, now := NewDesk(openid.Config{}, 0, ""), time.Unix(1_800_000_000, 0)
 	for next, want := range map[string]string{
 		"/reset?app_secret=hunter2&x": "/reset?app_secret=hunter2&x", "": "", "/": "/",
 		"/" + strings.Repeat("&", nextMost-1): "/" + strings.Repeat("&", nextMost-1), "/" + strings.Repeat("a", nextMost): "/",
@@ -116,8 +116,30 @@ func TestFlowOf(t *testing.T) {
 	}
 }
 
+// TestTicketsOfAFleet: a ticket names its host, which alone opens it.
+func TestTicketsOfAFleet(t *testing.T) {
+	t.Parallel()
+	d, now := NewDesk(openid.Config{}, 0, "a1b2c3"), time.Unix(1_800_000_000, 0)
+	ticket, _ := d.Begin("u", "host", "/x", now)
+	if got := HostOf(ticket); got != "a1b2c3" {
+		t.Errorf("the host of %s: %q", ticket, got)
+	}
+	if _, err := d.open(toProvider, ticket, now); err != nil {
+		t.Error(err)
+	}
+	_, bare, _ := strings.Cut(ticket, ".")
+	for _, other := range []string{bare, "." + bare, "b1b2c3." + bare, "a1b2c3." + ticket} {
+		if _, err := d.open(toProvider, other, now); !errors.Is(err, ErrTicket) {
+			t.Errorf("%s: %v", other, err)
+		}
+	}
+	if alone, _ := NewDesk(openid.Config{}, 0, "").Begin("u", "host", "/x", now); HostOf(alone) != "" {
+		t.Errorf("without a fleet: %s", alone)
+	}
+}
+
 func FuzzTicket(f *testing.F) {
-	d, now := NewDesk(openid.Config{}, 0), time.Unix(1_800_000_000, 0)
+	d, now := NewDesk(openid.Config{}, 0, ""), time.Unix(1_800_000_000, 0)
 	ticket, _ := d.Begin("u", "host", "/x", now)
 	f.Add(ticket)
 	f.Fuzz(func(t *testing.T, text string) {

@@ -51,15 +51,30 @@ const (
 // Desk sends visitors to the provider and back. Safe for concurrent use.
 type Desk struct {
 	provider *openid.Provider
+	mark     string     // begins each ticket: the host and a dot, or nothing
 	key      access.Key // of tickets; a restart invalidates them
 	session  time.Duration
 
 	states, codes openid.Once
 }
 
-// NewDesk returns a desk. A session lasts as long as the ID token, or for the given time.
-func NewDesk(cfg openid.Config, session time.Duration) *Desk {
-	return &Desk{provider: openid.New(cfg), key: access.NewKey(), session: session}
+// NewDesk returns a desk. A session lasts as long as the ID token, or for the given time. In a fleet, host is the ID of this host: each ticket
+// names it, since no other host can open the ticket (see [HostOf]). Otherwise it is empty.
+func NewDesk(cfg openid.Config, session time.Duration, host string) *Desk {
+	d := &Desk{provider: openid.New(cfg), key: access.NewKey(), session: session}
+	if host != "" {
+		d.mark = host + "."
+	}
+	return d
+}
+
+// HostOf returns the ID of the host of a fleet that a ticket names, or "". Anybody can write such a ticket.
+func HostOf(ticket string) string {
+	host, _, marked := strings.Cut(ticket, ".") // no ticket has another dot
+	if !marked {
+		return ""
+	}
+	return host
 }
 
 // Errors of a sign-in.
@@ -73,12 +88,13 @@ func (d *Desk) seal(s step, t Ticket) string {
 	if err != nil {
 		return ""
 	}
-	return base64.RawURLEncoding.EncodeToString(append(b, d.key.MAC(string(s), b)...))
+	return d.mark + base64.RawURLEncoding.EncodeToString(append(b, d.key.MAC(string(s), b)...))
 }
 
 func (d *Desk) open(s step, text string, now time.Time) (t Ticket, err error) {
+	text, marked := strings.CutPrefix(text, d.mark)
 	b, err := base64.RawURLEncoding.Strict().DecodeString(text)
-	if err != nil || len(b) < sha256.Size {
+	if !marked || err != nil || len(b) < sha256.Size {
 		return Ticket{}, ErrTicket
 	}
 	b, mac := b[:len(b)-sha256.Size], b[len(b)-sha256.Size:]
