@@ -38,7 +38,7 @@ func (r *remote) key() incarnation {
 	return incarnation{id: string(rune(r.mode)) + r.membership + " " + r.name, box: policy.BoxID(r.host), addr: netip.AddrPortFrom(r.from, 0)}
 }
 
-// elsewhere returns the other host that serves a request; nil: this host does. Requests that another host has passed on, and those of boxes, are
+// elsewhere returns the other host that serves a request; nil: this host does. Requests of boxes, and requests that another host has passed on, are
 // served here.
 func (g *core) elsewhere(v *visit, host string) *remote {
 	if g.Fleet == nil || v.sender != nil || v.inside || v.raw {
@@ -155,7 +155,7 @@ type sender struct {
 // connection goes on.
 func (s *sender) left() bool { return s.requests && s.fleet.Still(s.host, s.state) != nil }
 
-// settings returns the settings of TLS for a connection: those for visitors, or for the host that passes requests on.
+// settings returns the settings of TLS for a connection of a visitor, or of a host that passes requests on.
 func (l *listener) settings(h *held) *tls.Config {
 	if h.mode.Requests() {
 		return l.g.Fleet.Accept(h.sender)

@@ -48,8 +48,8 @@ func three(t *testing.T) (j joined, a, b, c *host) {
 	})
 	for _, h := range j.hosts {
 		h.Until("the host reaches the others", func() bool {
-			_, silent := j.list(h)
-			return silent == ""
+			resp, _ := j.call(h, j.key, "GET", "/v2/box", nil)
+			return resp.StatusCode == http.StatusOK && resp.Header.Get("Boxgate-Unreachable-Hosts") == ""
 		})
 	}
 	return j, j.hosts[0], j.hosts[1], j.hosts[2]
@@ -89,6 +89,11 @@ func switched(t *testing.T, change func(i int, c *config.Config)) (j joined, lan
 			j.become(h, j.hosts[0].command(0, "", "fleet", "token"), "fleet", "join", "--token-file", "-")
 		}
 	}
+	var made struct{ Key string }
+	if resp, text := j.call(j.hosts[0], j.operator, "POST", "/v2/api-keys", map[string]any{"name": "everywhere", "role": "admin"}); json.Unmarshal([]byte(text), &made) != nil || made.Key == "" {
+		t.Fatal(resp.Status, text)
+	}
+	j.key = made.Key
 	return j, lan
 }
 

@@ -23,7 +23,7 @@ func (n *Node) Peers() pki.Peers {
 }
 
 // VisitorPeers is [Node.Peers] by the last known directory, also while this host is fenced: for connections that end with the visitors whom they
-// carry, at public URLs. A host that has left since may still claim addresses of visitors, and opens nothing by that.
+// carry, at public URLs. A host that has left since may still claim addresses of visitors, which opens no URL.
 func (n *Node) VisitorPeers() pki.Peers {
 	return pki.Peers{Authority: n.authority, Known: n.hosts.fingerprint}
 }
