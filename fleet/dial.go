@@ -29,7 +29,9 @@ type Access struct {
 
 // Times of the connections to etcd.
 const (
-	pingEvery   = 10 * time.Second // on a silent connection
+	// pingEvery is the time between pings on a silent connection with a stream; the first call on one that was idle pings it, too. etcd closes
+	// connections that are pinged without a stream, or every five seconds (GOAWAY, too_many_pings), and with them the calls that have begun since.
+	pingEvery   = 10 * time.Second
 	pingTimeout = 5 * time.Second
 
 	// reconnectWithin is the longest time between two attempts to connect. gRPC's default is two minutes, for which hosts would stay fenced
@@ -48,7 +50,7 @@ func Dial(a Access) (*clientv3.Client, error) {
 		return nil, err
 	}
 	client, err := clientv3.New(clientv3.Config{
-		Endpoints: a.Endpoints, TLS: secured, DialKeepAliveTime: pingEvery, DialKeepAliveTimeout: pingTimeout, PermitWithoutStream: true,
+		Endpoints: a.Endpoints, TLS: secured, DialKeepAliveTime: pingEvery, DialKeepAliveTimeout: pingTimeout,
 		MaxCallRecvMsgSize: maxAnswer, Logger: zap.NewNop(),
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: reconnectWithin}, MinConnectTimeout: reconnectWithin,

@@ -12,11 +12,12 @@ import (
 type Link struct {
 	to string
 
-	mu    sync.Mutex
-	cut   bool
-	held  chan struct{} // closed by Release; nil: answers are not held
-	conns map[net.Conn]bool
-	path  string
+	mu     sync.Mutex
+	cut    bool
+	held   chan struct{} // closed by Release; nil: answers are not held
+	conns  map[net.Conn]bool
+	opened int
+	path   string
 }
 
 // NewLink returns a link to the Unix socket of an endpoint.
@@ -48,6 +49,13 @@ func NewLink(t testing.TB, endpoint string) *Link {
 
 // Endpoint is the URL of the near end.
 func (l *Link) Endpoint() string { return "unix://" + l.path }
+
+// Opened returns the number of connections that were opened.
+func (l *Link) Opened() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.opened
+}
 
 // Cut ends all connections, and each new one.
 func (l *Link) Cut() {
@@ -93,6 +101,7 @@ func (l *Link) add(near, far net.Conn) bool {
 		return false
 	}
 	l.conns[near], l.conns[far] = true, true
+	l.opened++
 	return true
 }
 
