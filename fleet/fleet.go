@@ -76,6 +76,9 @@ func (k Keys) Names() string { return k.root + "names/" }
 // Boxes is the prefix of the boxes of a host.
 func (k Keys) Boxes(host string) string { return k.root + "boxes/" + host + "/" }
 
+// Claims is the key whose revision is a condition of each claim of a name by a host, see package directory.
+func (k Keys) Claims(host string) string { return k.root + "claims/" + host }
+
 // Certificates is the prefix of the certificates of public URLs and of their locks, see package certstore. The founding is part of it: a fleet
 // that is founded again cannot open the values of an earlier one.
 func (k Keys) Certificates(founding string) string { return k.root + "certificates/" + founding + "/" }

@@ -26,6 +26,8 @@ type Directory struct {
 	// Guard is a condition of each change that only a host with its lease meets, see [fleet/member.Session.Guard]. A host whose lease has
 	// ended makes no change, even by a request that was sent before.
 	Guard func() clientv3.Cmp
+	// Epoch is the answer of [Directory.Begin]. A later call of it makes each [Directory.Put] with this one fail.
+	Epoch int64
 }
 
 // Entry describes a box to the other hosts.
@@ -49,6 +51,8 @@ type Owner struct {
 var (
 	ErrNameTaken = errors.New("another box of the fleet has this name")
 	ErrFenced    = errors.New("this host has no lease in the fleet")
+	// ErrSuperseded: Begin was called since.
+	ErrSuperseded = errors.New("this host has begun to read the directory again since")
 )
 
 // nameKey is the key of a name. Names are escaped: a slash would reach another prefix.
@@ -56,8 +60,21 @@ func (d Directory) nameKey(name string) string { return d.Keys.Names() + url.Pat
 
 func (d Directory) boxKey(box string) string { return d.Keys.Boxes(d.Host) + url.PathEscape(box) }
 
+// Begin returns a new [Directory.Epoch] for this host. Changes with an earlier one are refused from then on, also if they are still on their way
+// to etcd: a change without an answer is in what [Directory.Boxes] returns after Begin, or will never be made.
+func (d Directory) Begin(ctx context.Context) (epoch int64, err error) {
+	answer, err := d.Client.Txn(ctx).If(d.Guard()).Then(clientv3.OpPut(d.Keys.Claims(d.Host), "")).Commit()
+	if err != nil {
+		return 0, fleet.Unreachable(ctx, err)
+	}
+	if !answer.Succeeded {
+		return 0, ErrFenced
+	}
+	return answer.Header.Revision, nil
+}
+
 // Put adds a box, or changes its name and labels, in one transaction: the new name is claimed and the old one released. It fails with
-// [ErrNameTaken] without a change. The calls for one box must not be concurrent.
+// [ErrNameTaken] or [ErrSuperseded] without a change. The calls for one box must not be concurrent.
 func (d Directory) Put(ctx context.Context, box string, e Entry) error {
 	owner, err := fleet.Encode(Owner{d.Host, box})
 	if err != nil {
@@ -71,8 +88,9 @@ func (d Directory) Put(ctx context.Context, box string, e Entry) error {
 	if err != nil {
 		return err
 	}
-	conditions := []clientv3.Cmp{d.Guard(), clientv3.Compare(clientv3.ModRevision(d.boxKey(box)), "=", revision)}
-	then, otherwise := []clientv3.Op{clientv3.OpPut(d.boxKey(box), text)}, []clientv3.Op{clientv3.OpGet(d.Keys.Presence(d.Host))}
+	claims := d.Keys.Claims(d.Host)
+	conditions := []clientv3.Cmp{d.Guard(), clientv3.Compare(clientv3.ModRevision(claims), "=", d.Epoch), clientv3.Compare(clientv3.ModRevision(d.boxKey(box)), "=", revision)}
+	then, otherwise := []clientv3.Op{clientv3.OpPut(d.boxKey(box), text)}, []clientv3.Op{clientv3.OpGet(d.Keys.Presence(d.Host)), clientv3.OpGet(claims)}
 	if e.Name != "" && e.Name != old.Name {
 		conditions = append(conditions, clientv3.Compare(clientv3.CreateRevision(d.nameKey(e.Name)), "=", 0))
 		then = append(then, clientv3.OpPut(d.nameKey(e.Name), owner))
@@ -87,10 +105,21 @@ func (d Directory) Put(ctx context.Context, box string, e Entry) error {
 		return fleet.Unreachable(ctx, err)
 	case answer.Succeeded:
 		return nil
-	case len(otherwise) > 1 && len(answer.Responses[1].GetResponseRange().Kvs) > 0:
+	case d.isSuperseded(answer.Responses[1].GetResponseRange()):
+		return ErrSuperseded
+	case len(otherwise) > 2 && len(answer.Responses[2].GetResponseRange().Kvs) > 0:
 		return ErrNameTaken
 	}
 	return d.refused(answer)
+}
+
+// isSuperseded reports whether the epoch in etcd is another one.
+func (d Directory) isSuperseded(claims *etcdserverpb.RangeResponse) bool {
+	now := int64(0)
+	for _, kv := range claims.Kvs {
+		now = kv.ModRevision
+	}
+	return now != d.Epoch
 }
 
 // refused returns why a transaction was refused whose first alternative reads the presence.

@@ -33,7 +33,7 @@ func host(t *testing.T, c *clientv3.Client, id string) (Directory, *member.Sessi
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Directory{c, keys, id, s.Guard}, s
+	return Directory{Client: c, Keys: keys, Host: id, Guard: s.Guard}, s
 }
 
 func write(t *testing.T, c *clientv3.Client, at string, record any) {
@@ -144,6 +144,33 @@ func TestWithoutLease(t *testing.T) {
 		t.Errorf("a claim by the process before: %v", err)
 	}
 	put(t, next, "a2", "api")
+}
+
+// TestLateChanges: after a host has begun anew, changes that it sent before are not made, whenever they arrive.
+func TestLateChanges(t *testing.T) {
+	t.Parallel()
+	c := etcdtest.Start(t).Client()
+	late, session := host(t, c, "aaaaaa")
+	put(t, late, "a1", "web")
+	d := late
+	for range 2 {
+		var err error
+		if d.Epoch, err = d.Begin(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := late.Put(t.Context(), "a2", Entry{Name: "api"}); !errors.Is(err, ErrSuperseded) || owner(t, d, "api") != "" {
+			t.Errorf("a new box: %v", err)
+		}
+		if err := late.Put(t.Context(), "a1", Entry{Name: "shop"}); !errors.Is(err, ErrSuperseded) || owner(t, d, "web") != "a1" {
+			t.Errorf("another name: %v", err)
+		}
+		late = d
+	}
+	put(t, d, "a2", "api")
+	session.Close()
+	if _, err := d.Begin(t.Context()); !errors.Is(err, ErrFenced) {
+		t.Errorf("without a lease: %v", err)
+	}
 }
 
 // TestReconcile: after a crash between claim and record, and after changes without etcd, the directory has the boxes of the host. A name

@@ -42,11 +42,12 @@ type Names struct {
 	boxes func() map[string]directory.Entry // the boxes of this host by ID
 	log   *zap.Logger
 
-	epoch node.Epoch // of known; used by sync alone
+	beginning chan struct{} // held during a Begin of the directory
 
 	mu        sync.Mutex
-	known     map[string]directory.Entry // as the directory has them; nil: it must be read, as after the start, a fence, or a write without an answer
-	doubtful  time.Time                  // until then a write without an answer may still be made, and known is read each time
+	epoch     int64                      // guarded by mu, like the fields below; of the directory; 0: it must be begun, as after the start, a fence, or a write without an answer
+	known     map[string]directory.Entry // as the directory has them; nil: it must be read
+	late      map[string]directory.Entry // claims that succeeded since the reading began
 	pending   map[string]bool            // claims of boxes that are not stored yet
 	conflicts map[string]time.Time       // boxes whose name another one has: when that was found
 }
@@ -54,7 +55,7 @@ type Names struct {
 // NewNames returns the names of a host. boxes returns its boxes by ID; a box must be among them before the function that [Names.Claim] returned
 // for it is called.
 func NewNames(f Directory, boxes func() map[string]directory.Entry, log *zap.Logger) *Names {
-	return &Names{fleet: f, boxes: boxes, log: log, pending: map[string]bool{}, conflicts: map[string]time.Time{}}
+	return &Names{fleet: f, boxes: boxes, log: log, beginning: make(chan struct{}, 1), late: map[string]directory.Entry{}, pending: map[string]bool{}, conflicts: map[string]time.Time{}}
 }
 
 // Claim claims the name of a new box, in one transaction. Call done once the box is stored, or will not be. A name of another box is an
@@ -74,7 +75,7 @@ func (n *Names) Claim(ctx context.Context, id policy.BoxID, name string, labels 
 	}
 	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
 	defer cancel()
-	err = n.fleet.Directory().Put(ctx, box, entry)
+	err = n.claim(ctx, box, entry)
 	switch {
 	case err == nil:
 		n.note(box, entry)
@@ -92,20 +93,73 @@ func (n *Names) Claim(ctx context.Context, id policy.BoxID, name string, labels 
 	return done, nil
 }
 
+// claim writes a box. It begins again if the directory was begun since, because of another write without an answer.
+func (n *Names) claim(ctx context.Context, box string, e directory.Entry) error {
+	for {
+		d, err := n.directory(ctx)
+		if err != nil {
+			return err
+		}
+		if err = d.Put(ctx, box, e); !errors.Is(err, directory.ErrSuperseded) {
+			return err
+		}
+		n.supersede(d.Epoch)
+	}
+}
+
+// directory returns the directory for writes. It is begun if that is necessary, so that no earlier write is made later.
+func (n *Names) directory(ctx context.Context) (directory.Directory, error) {
+	d := n.fleet.Directory()
+	select {
+	case n.beginning <- struct{}{}:
+		defer func() { <-n.beginning }()
+	case <-ctx.Done():
+		return d, ctx.Err()
+	}
+	n.mu.Lock()
+	d.Epoch = n.epoch
+	n.mu.Unlock()
+	if d.Epoch != 0 {
+		return d, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
+	defer cancel()
+	var err error
+	if d.Epoch, err = d.Begin(ctx); err != nil {
+		return d, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.epoch = d.Epoch
+	return d, nil
+}
+
+// supersede makes the next write begin the directory, if this epoch is still the last one.
+func (n *Names) supersede(epoch int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.epoch == epoch {
+		n.epoch, n.known = 0, nil
+	}
+}
+
 // note remembers what the directory has.
 func (n *Names) note(box string, e directory.Entry) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.known != nil {
 		n.known[box] = e
+	} else {
+		n.late[box] = e
 	}
 }
 
-// unknown makes the next [Names.sync] read the directory.
+// unknown makes the next [Names.sync] begin and read the directory. A write that failed may have been made, or may be on its way: a name would
+// otherwise stay taken by a box that does not exist.
 func (n *Names) unknown() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.known = nil
+	n.epoch, n.known = 0, nil
 }
 
 // doubt is [Names.unknown] after a write without an answer, which may have been made, or be made later: a name would otherwise stay taken by a
@@ -170,8 +224,11 @@ func (n *Names) sync(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
-	d := n.fleet.Directory()
-	if err := n.read(ctx, d); err != nil {
+	d, err := n.directory(ctx)
+	if err == nil {
+		err = n.read(ctx, d)
+	}
+	if err != nil {
 		return err
 	}
 	// The order matters: a claim that is known was pending then, or its box is there now.
@@ -179,7 +236,7 @@ func (n *Names) sync(ctx context.Context) error {
 	known, pending := maps.Clone(n.known), maps.Clone(n.pending)
 	n.mu.Unlock()
 	if known == nil {
-		return nil // a claim had no answer in the meantime
+		return nil // a write had no answer in the meantime
 	}
 	have := n.boxes()
 	for _, box := range slices.Sorted(maps.Keys(known)) {
@@ -205,19 +262,29 @@ func (n *Names) sync(ctx context.Context) error {
 // read reads the boxes of this host in the directory, unless they are known.
 func (n *Names) read(ctx context.Context, d directory.Directory) error {
 	n.mu.Lock()
-	done := n.known != nil && time.Now().After(n.doubtful)
+	done := n.known != nil
+	if !done {
+		clear(n.late) // they are in the directory
+	}
 	n.mu.Unlock()
 	if done {
 		return nil
 	}
 	found, err := d.Boxes(ctx, d.Host)
-	if err != nil {
-		return err
+	if err == nil {
+		n.learn(d.Epoch, found)
 	}
+	return err
+}
+
+// learn remembers the boxes in the directory, and the claims since they were read, unless one of these had no answer.
+func (n *Names) learn(epoch int64, found map[string]directory.Entry) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.known = found
-	return nil
+	if n.epoch == epoch {
+		maps.Copy(found, n.late)
+		n.known = found
+	}
 }
 
 // put writes a box. If another box has got its name, as in a restored backup of etcd, it is written without one.
