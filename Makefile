@@ -210,7 +210,7 @@ docs: image build visitors ## run the demo and redraw its picture in the documen
 fuzz: ## run every fuzz target for FUZZTIME
 	@set -e; for pkg in $$($(GO) list ./...); do \
 	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
-	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$pkg; done; done
+	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 50x $$pkg; done; done
 
 peers: ## unpack the peers of the benchmarks, without installing them
 	@dist/peers.sh $(PEERS_DIR)
