@@ -4,16 +4,19 @@ import (
 	"cmp"
 	"context"
 	"crypto/x509"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"boxgate/api"
 	"boxgate/config"
 	"boxgate/host/bucket"
 	"boxgate/policy/name"
 	"boxgate/preflight"
 	"boxgate/secrets"
+	"boxgate/store"
 )
 
 // openBucket returns the store of snapshots of the configuration.
@@ -45,7 +48,7 @@ func (p *parts) shareSnapshots() error {
 		return err
 	}
 	address, _ := c.Server()
-	p.snapshotManager.Share("https://"+address+"/"+c.Store, b, p.launcher, p.launcher.CheckFree)
+	p.snapshotManager.Share("https://"+address+"/"+c.Store, b, p.launcher, p.launcher.CheckFree, p.isAdmin)
 	for name, gauge := range map[string]struct {
 		help  string
 		value func() float64
@@ -58,6 +61,12 @@ func (p *parts) shareSnapshots() error {
 		}
 	}
 	return nil
+}
+
+// isAdmin reports whether an API key is an admin key.
+func (p *parts) isAdmin(key string) bool {
+	all, err := p.store.Keys.All()
+	return err == nil && slices.ContainsFunc(all, func(k store.APIKey) bool { return k.ID == key && k.Role == string(api.RoleAdmin) })
 }
 
 // snapshotCheckTime bounds the check of the store.

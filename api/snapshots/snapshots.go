@@ -29,6 +29,15 @@ type Host interface {
 	DeleteSnapshots(ctx context.Context, ids []string) error
 }
 
+// Sharing is a [Host] whose snapshots are in a store of several hosts.
+type Sharing interface {
+	// SnapshotStoreAway reports whether the store does not answer, so that lists have snapshots of other hosts as they were before, or none.
+	SnapshotStoreAway() bool
+}
+
+// StoreHeader is the header of a list, with the value unreachable, if the store of several hosts does not answer.
+const StoreHeader = "Boxgate-Snapshot-Store"
+
 // Endpoints serves the snapshots.
 type Endpoints struct {
 	Boxes   rest.Finder
@@ -106,8 +115,9 @@ func (e *Endpoints) takeSnapshot(w http.ResponseWriter, r *http.Request) (rest.R
 	return rest.Reply{Status: http.StatusCreated, Body: view(s), Change: &rest.Change{Box: box.ID, What: map[string]any{"snapshot_taken": s.ID}}}, nil
 }
 
-func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	return e.listReply(e.visible(r, ""))
+func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	list, err := e.visible(r, "")
+	return e.listReply(w, list, err)
 }
 
 // visible returns the snapshots of a box, or of all boxes for "", that the key of the request may see.
@@ -118,9 +128,9 @@ func (e *Endpoints) visible(r *http.Request, box policy.BoxID) ([]api.Snapshot, 
 }
 
 // listOfBox lists the snapshots of a box, even after the box was deleted.
-func (e *Endpoints) listOfBox(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+func (e *Endpoints) listOfBox(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	list, _, err := e.ofBox(r)
-	return e.listReply(list, err)
+	return e.listReply(w, list, err)
 }
 
 // ofBox returns the snapshots of the box in the path, and its ID. A deleted box can only be given by its ID, and is an
@@ -144,7 +154,10 @@ func (e *Endpoints) ofBox(r *http.Request) ([]api.Snapshot, policy.BoxID, error)
 	return list, id, nil
 }
 
-func (e *Endpoints) listReply(list []api.Snapshot, err error) (rest.Reply, error) {
+func (e *Endpoints) listReply(w http.ResponseWriter, list []api.Snapshot, err error) (rest.Reply, error) {
+	if shared, ok := e.Host.(Sharing); ok && shared.SnapshotStoreAway() {
+		w.Header().Set(StoreHeader, "unreachable")
+	}
 	views := make([]snapshotView, 0, len(list))
 	for _, s := range list {
 		views = append(views, view(s))

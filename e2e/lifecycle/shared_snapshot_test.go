@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
@@ -63,5 +64,15 @@ func TestBoxFromSnapshotOfAnotherHost(t *testing.T) {
 		var list struct{ Snapshots []snapshotView }
 		err := a.Client.Get(t.Context(), "/v2/box/snapshots", &list)
 		return err == nil && len(list.Snapshots) == 1 && list.Snapshots[0].ID == second.ID
+	})
+	s.Hang(t)
+	a.Until("a list without an answer of the store says so", func() bool {
+		resp, err := a.Client.Stream(t.Context(), "GET", "/v2/box/snapshots", "", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		err = json.NewDecoder(resp.Body).Decode(&list)
+		return err == nil && len(list.Snapshots) == 1 && resp.Header.Get("Boxgate-Snapshot-Store") == "unreachable"
 	})
 }

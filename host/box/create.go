@@ -350,7 +350,7 @@ func (p *provisioning) ensureImage(ctx context.Context) error {
 	}
 	err := b.Unlocked(func() error {
 		if restored {
-			return p.fetch(ctx, b.Record.Layers, progress)
+			return p.fetch(ctx, b.Record.CreatedBy, b.Record.Layers, progress)
 		}
 		return p.sandboxes.EnsureImage(ctx, b.Record.Image, progress)
 	})

@@ -47,11 +47,11 @@ type ProvisionerConfig struct {
 	Authorities  *Authorities
 	URLs         URLs
 	Reach        *boxdial.Boxes
-	// Fetch provides the layers of snapshots of other hosts. progress is called with one line for each.
-	Fetch  func(ctx context.Context, layers []string, progress func(string)) error `required:"false"`
-	Roots  []byte                                                                  // additional CA certificates that launched boxes trust, in PEM
-	Agents []byte                                                                  `required:"false"` // introduction for agents in launched boxes; empty: none
-	DNS    []netip.Addr                                                            // resolvers of boxes
+	// Fetch provides the layers of snapshots of other hosts, for an API key. progress is called with one line for each.
+	Fetch  func(ctx context.Context, key string, layers []string, progress func(string)) error `required:"false"`
+	Roots  []byte                                                                              // additional CA certificates that launched boxes trust, in PEM
+	Agents []byte                                                                              `required:"false"` // introduction for agents in launched boxes; empty: none
+	DNS    []netip.Addr                                                                        // resolvers of boxes
 }
 
 // Provisioner runs the steps that create boxes or start them again. Safe for concurrent use.
@@ -67,7 +67,7 @@ type Provisioner struct {
 	authorities  *Authorities
 	urls         URLs
 	reach        *boxdial.Boxes
-	fetch        func(ctx context.Context, layers []string, progress func(string)) error
+	fetch        func(ctx context.Context, key string, layers []string, progress func(string)) error
 	roots        []byte
 	agents       []byte
 	dns          []netip.Addr

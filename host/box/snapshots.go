@@ -95,6 +95,9 @@ func (s *Snapshots) Snapshots(ctx context.Context, box policy.BoxID) ([]api.Snap
 	return views, err
 }
 
+// SnapshotStoreAway implements [boxgate/api/snapshots.Sharing].
+func (s *Snapshots) SnapshotStoreAway() bool { return s.manager.Away() }
+
 func snapshotView(r store.Snapshot) api.Snapshot {
 	return api.Snapshot{ID: r.ID, Name: r.Name, Box: r.Box, CreatedBy: r.CreatedBy, Size: r.Size, Status: r.State, Error: r.Error, CreatedAt: r.CreatedAt}
 }

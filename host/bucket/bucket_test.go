@@ -376,13 +376,62 @@ func TestSweepOfACrowdedStore(t *testing.T) {
 	s := buckettest.Start(t)
 	b := open(t, s, newKey(t))
 	b.maxStored = 2
+	k, err := b.derived(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i := range b.maxStored + 1 {
-		if err := b.put(t.Context(), fmt.Sprint(b.prefix, layersDir, i), []byte("x")); err != nil {
+		if err := b.put(t.Context(), fmt.Sprint(b.prefix, layersDir, k.ownLayers(), i), []byte("x")); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := b.Sweep(t.Context()); (err == nil) != (i < b.maxStored) {
 			t.Errorf("%d objects: %v", i+1, err)
 		}
+	}
+}
+
+// TestSweepBesideUnreadableSnapshots: records that no host with the key can read do not keep unneeded layers in the store, and layers of another
+// key stay. While a record has a later version, or none can be read, all stay.
+func TestSweepBesideUnreadableSnapshots(t *testing.T) {
+	t.Parallel()
+	s, key := buckettest.Start(t), newKey(t)
+	b, stranger := open(t, s, key), open(t, s, newKey(t))
+	write := func(object, content string) {
+		t.Helper()
+		if err := b.put(t.Context(), b.prefix+manifestsDir+object, []byte(content)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, content := layerOf(11, 100_000)
+	theirs := stored(t, stranger, "snap_s", content)
+	published(t, stranger, "snap_s", theirs)
+	kept := stored(t, b, "snap_1", content)
+	_, content = layerOf(12, 100_000)
+	gone := stored(t, b, "snap_2", content)
+	b.grace = 0
+	sweep := func(want int, refused bool) {
+		t.Helper()
+		if n, err := b.Sweep(t.Context()); n != want || (err != nil) != refused {
+			t.Errorf("%d layers removed, want %d: %v", n, want, err)
+		}
+	}
+	sweep(0, true) // no record can be read
+	published(t, b, "snap_1", kept)
+	write("snap_9", "boxgate-snapshot-2 of a later program")
+	sweep(0, true)
+	if _, err := fetched(t, b, gone); err != nil {
+		t.Errorf("a layer that a later program may need: %v", err)
+	}
+	write("snap_9", "nothing that a host wrote")
+	write("also nothing", "")
+	sweep(1, false)
+	for what, l := range map[*Bucket]Layer{b: kept, stranger: theirs} {
+		if _, err := fetched(t, what, l); err != nil {
+			t.Errorf("a needed layer: %v", err)
+		}
+	}
+	if _, err := fetched(t, b, gone); !errors.Is(err, ErrDamaged) {
+		t.Errorf("the unneeded layer: %v", err)
 	}
 }
 

@@ -66,8 +66,13 @@ const (
 	// callTimeout bounds calls without contents.
 	callTimeout = 20 * time.Second
 	// partTimeout bounds the upload of one part.
-	partTimeout = 15 * time.Minute
-	partSize    = 16 << 20
+	partTimeout = 5 * time.Minute
+	// minRate is the rate in bytes a second below which a download fails, after the time of two stalls.
+	minRate = 64 << 10
+	// maxAnswer bounds one answer in bytes, except of the content of an object, and maxPages the answers to one listing.
+	maxAnswer = 8 << 20
+	maxPages  = 500
+	partSize  = 16 << 20
 	// maxStored bounds the layers in the store that are listed in memory.
 	maxStored = 1 << 17
 	// maxParts is the limit of S3 on the parts of an object.
@@ -92,15 +97,54 @@ func New(c Config) (*Bucket, error) {
 	var err error
 	b.s3, err = minio.NewCore(c.Endpoint, &minio.Options{
 		Creds: credentials.New(&login{c.AccessKey, c.Secret}), Secure: !c.Plain, Region: region, BucketLookup: minio.BucketLookupPath, MaxRetries: 1,
-		Transport: &http.Transport{ // without the proxy of the environment
+		Transport: bounded{&http.Transport{ // without the proxy of the environment
 			DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext, TLSClientConfig: &tls.Config{RootCAs: c.Roots, MinVersion: tls.VersionTLS12},
-			TLSHandshakeTimeout: 10 * time.Second, ResponseHeaderTimeout: stallTimeout, IdleConnTimeout: time.Minute, MaxIdleConnsPerHost: 8, DisableCompression: true,
-		},
+			TLSHandshakeTimeout: 10 * time.Second, ResponseHeaderTimeout: stallTimeout, IdleConnTimeout: time.Minute, MaxIdleConnsPerHost: 8, DisableCompression: true, MaxResponseHeaderBytes: 64 << 10,
+		}},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("the snapshot store: %w", err)
 	}
 	return b, nil
+}
+
+// bounded is a transport that bounds the answers of a server, which the client of S3 reads into memory.
+type bounded struct{ http.RoundTripper }
+
+// pagesKey is the context key of the number of pages of a listing, an *int.
+type pagesKey struct{}
+
+// errEndless ends an answer or a listing that is longer than any of a store of snapshots.
+var errEndless = fmt.Errorf("%w: its answers do not end", ErrDamaged)
+
+// RoundTrip implements [http.RoundTripper].
+func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
+	if pages, ok := r.Context().Value(pagesKey{}).(*int); ok {
+		if *pages++; *pages > maxPages {
+			return nil, errEndless
+		}
+	}
+	resp, err := b.RoundTripper.RoundTrip(r)
+	if err == nil && (r.Method != http.MethodGet || r.URL.RawQuery != "" || resp.StatusCode >= 300) {
+		resp.Body = &answer{resp.Body, maxAnswer}
+	}
+	return resp, err
+}
+
+// answer is the body of a bounded answer.
+type answer struct {
+	io.ReadCloser
+	left int
+}
+
+// Read implements [io.Reader].
+func (a *answer) Read(p []byte) (int, error) {
+	if a.left <= 0 {
+		return 0, errEndless
+	}
+	n, err := a.ReadCloser.Read(p[:min(len(p), a.left)])
+	a.left -= n
+	return n, err
 }
 
 // login provides the current credentials for each request.

@@ -182,6 +182,9 @@ func (u *upload) begin(ctx context.Context) error {
 		for _, part := range page.ObjectParts {
 			u.sent[part.PartNumber] = part
 		}
+		if len(u.sent) > maxParts {
+			return errEndless
+		}
 		if !page.IsTruncated || page.NextPartNumberMarker <= marker {
 			return nil
 		}
@@ -298,8 +301,12 @@ type resumed struct {
 	body   io.ReadCloser
 	cancel context.CancelFunc
 	idle   *time.Timer
-	failed int // attempts without a byte
+	failed int           // attempts without a byte
+	waited time.Duration // for the server, see minRate
 }
+
+// errDrip ends a download that would take too long.
+var errDrip = fmt.Errorf("the snapshot store sends less than %d KiB a second", minRate>>10)
 
 // Read implements [io.Reader].
 func (r *resumed) Read(p []byte) (int, error) {
@@ -307,17 +314,27 @@ func (r *resumed) Read(p []byte) (int, error) {
 		if r.at == r.size {
 			return 0, io.EOF
 		}
+		began := time.Now()
 		n, err := r.read(p)
+		r.waited += time.Since(began)
 		if n > 0 {
 			r.at, r.failed = r.at+int64(n), 0
+		}
+		if r.waited > 2*r.stall+time.Duration(float64(r.at)/minRate*float64(time.Second)) {
+			r.close()
+			return n, errDrip
+		}
+		if n > 0 {
 			return n, nil
 		}
 		r.close()
 		if r.failed++; final(err) || r.failed == attempts || r.ctx.Err() != nil {
 			return 0, err
 		}
+		pause := r.wait << (r.failed - 1)
+		r.waited += pause
 		select {
-		case <-time.After(r.wait << (r.failed - 1)):
+		case <-time.After(pause):
 		case <-r.ctx.Done():
 			return 0, context.Cause(r.ctx)
 		}
@@ -332,6 +349,7 @@ func (r *resumed) read(p []byte) (int, error) {
 		}
 	}
 	r.idle.Reset(r.stall)
+	defer r.idle.Stop()
 	n, err := r.body.Read(p[:min(int64(len(p)), r.size-r.at)])
 	if n == 0 && (err == nil || errors.Is(err, io.EOF)) {
 		err = io.ErrUnexpectedEOF

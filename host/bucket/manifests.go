@@ -121,7 +121,7 @@ func (b *Bucket) Remove(ctx context.Context, id string) error {
 }
 
 // errTooMany ends a listing that would take too much memory.
-var errTooMany = fmt.Errorf("the manifests in the snapshot store have more than %d bytes", maxManifests)
+var errTooMany = fmt.Errorf("%w: its records have more than %d bytes", ErrDamaged, maxManifests)
 
 // Manifests returns the manifests of all snapshots, and the number of unreadable ones. It downloads only new ones.
 func (b *Bucket) Manifests(ctx context.Context) (list []Manifest, unreadable int, err error) {
@@ -136,7 +136,7 @@ func (b *Bucket) Manifests(ctx context.Context) (list []Manifest, unreadable int
 			unreadable++
 			return nil
 		}
-		if sum += o.Size; sum > maxManifests {
+		if sum += max(0, o.Size) + int64(len(o.Key)+len(o.ETag)); sum > maxManifests {
 			return errTooMany
 		}
 		found, err := b.manifest(ctx, k, id, o)
@@ -145,11 +145,12 @@ func (b *Bucket) Manifests(ctx context.Context) (list []Manifest, unreadable int
 		}
 		return err
 	})
-	if err != nil {
-		return nil, 0, explain(err)
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if err != nil {
+		maps.Copy(b.known, now) // the next listing need not read them again
+		return nil, 0, explain(err)
+	}
 	b.known = now
 	for _, id := range slices.Sorted(maps.Keys(now)) {
 		if now[id].err != nil {
@@ -183,14 +184,14 @@ func (b *Bucket) manifest(ctx context.Context, k keys, id string, o minio.Object
 		return found, err
 	}
 	if found.err != nil {
-		b.log.Error("a snapshot in the snapshot store cannot be used: it was written with another key, or changed", zap.String("snapshot", id), zap.Error(found.err))
+		b.log.Error("a snapshot in the snapshot store cannot be used", zap.String("snapshot", id), zap.Error(found.err))
 	}
 	return found, nil
 }
 
 // list calls f for the objects below a directory.
 func (b *Bucket) list(ctx context.Context, dir string, f func(minio.ObjectInfo) error) error {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	ctx, cancel := context.WithTimeout(context.WithValue(ctx, pagesKey{}, new(int)), listTimeout)
 	defer cancel() // ends the listing
 	for o := range b.s3.Client.ListObjects(ctx, b.name, minio.ListObjectsOptions{Prefix: b.prefix + dir, Recursive: true}) {
 		if o.Err != nil {
@@ -237,12 +238,18 @@ type unneeded struct {
 	modified time.Time // of the object, at that time
 }
 
-// Sweep removes the layers that no snapshot has needed for the grace time, and parts of uploads that began before it. While a manifest
-// cannot be read, all layers stay, because its own are unknown. It must be called from time to time; it marks layers, and a later call
-// removes them.
+// Sweep removes the layers of this key that no snapshot has needed for the grace time, and parts of uploads that began before it. Manifests that
+// were damaged or written with another key make no box on any host with this key, and do not count. All layers stay while a manifest has the
+// version of a later program, or all of them are damaged: then this host has the wrong key, or the store the wrong content. Sweep must be called
+// from time to time; it marks layers, and a later call removes them.
 func (b *Bucket) Sweep(ctx context.Context) (removed int, err error) {
+	k, err := b.derived(ctx)
+	if err != nil {
+		return 0, err
+	}
+	own := layersDir + k.ownLayers()
 	var layers []minio.ObjectInfo
-	err = b.list(ctx, layersDir, func(o minio.ObjectInfo) error {
+	err = b.list(ctx, own, func(o minio.ObjectInfo) error {
 		if len(layers) == b.maxStored {
 			return fmt.Errorf("%w: it has more than %d layers", ErrDamaged, b.maxStored)
 		}
@@ -252,12 +259,12 @@ func (b *Bucket) Sweep(ctx context.Context) (removed int, err error) {
 	if err != nil {
 		return 0, explain(err)
 	}
-	_, unreadable, err := b.Manifests(ctx) // after the layers, so that it has the snapshots of all
+	readable, unreadable, err := b.Manifests(ctx) // after the layers, so that it has the snapshots of all
+	if err == nil && unreadable > 0 {
+		err = b.mayLackSome(len(readable), unreadable)
+	}
 	if err != nil {
 		return 0, err
-	}
-	if unreadable > 0 {
-		return 0, fmt.Errorf("%w: %d snapshots in the store cannot be read, so no layer is removed", ErrDamaged, unreadable)
 	}
 	for _, o := range b.due(layers) {
 		done, err := b.removeUnchanged(ctx, o)
@@ -268,7 +275,23 @@ func (b *Bucket) Sweep(ctx context.Context) (removed int, err error) {
 			removed++
 		}
 	}
-	return removed, explain(b.abortOld(ctx))
+	return removed, explain(b.abortOld(ctx, own))
+}
+
+// mayLackSome returns an error if unreadable manifests may need layers of this key.
+func (b *Bucket) mayLackSome(readable, unreadable int) error {
+	if readable == 0 {
+		return fmt.Errorf("%w: none of the %d snapshots in the store can be read, so no layer is removed", ErrDamaged, unreadable)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for id, o := range b.known {
+		if errors.Is(o.err, errLater) {
+			return fmt.Errorf("snapshot %s: %w; until then no layer is removed", id, o.err)
+		}
+	}
+	b.log.Warn("unneeded layers are removed without regard to snapshots in the store that cannot be read", zap.Int("unreadable", unreadable))
+	return nil
 }
 
 // due marks layers that no snapshot needs, and returns the ones whose grace time is over.
@@ -308,11 +331,11 @@ func (b *Bucket) removeUnchanged(ctx context.Context, o minio.ObjectInfo) (bool,
 	return true, b.s3.RemoveObject(ctx, b.name, o.Key, minio.RemoveObjectOptions{})
 }
 
-// abortOld removes the parts of uploads that began before the grace time.
-func (b *Bucket) abortOld(ctx context.Context) error {
+// abortOld removes the parts of uploads below a prefix that began before the grace time.
+func (b *Bucket) abortOld(ctx context.Context, own string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	list, err := b.s3.ListMultipartUploads(ctx, b.name, b.prefix+layersDir, "", "", "", 1000)
+	list, err := b.s3.ListMultipartUploads(ctx, b.name, b.prefix+own, "", "", "", 1000)
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ var ErrDamaged = errors.New("the snapshot store has another content than a host 
 
 // keys are derived from the key of the hosts.
 type keys struct {
+	id        string // of the key; it reveals nothing else
 	manifests cipher.AEAD
 	names     []byte // of the names of layers
 	layers    []byte // of the keys of layers
@@ -53,7 +54,7 @@ func deriveKeys(text string) (keys, error) {
 		}
 		return key
 	}
-	return keys{manifests: newAEAD(of("manifests")), names: of("names of layers"), layers: of("layers")}, nil
+	return keys{id: hex.EncodeToString(of("id")[:8]), manifests: newAEAD(of("manifests")), names: of("names of layers"), layers: of("layers")}, nil
 }
 
 func newAEAD(key []byte) cipher.AEAD {
@@ -75,10 +76,21 @@ func mac(key, text []byte) []byte {
 }
 
 // layerName returns the name of a layer's object, which depends on the key: it does not reveal the content to others.
-func (k keys) layerName(digest []byte) string { return hex.EncodeToString(mac(k.names, digest)) }
+func (k keys) layerName(digest []byte) string {
+	return k.ownLayers() + hex.EncodeToString(mac(k.names, digest))
+}
 
-// manifestMark begins each manifest. Its last character is the version.
-const manifestMark = "boxgate-snapshot-1"
+// ownLayers begins the names of all layers of hosts with the key. Manifests of other keys do not need them.
+func (k keys) ownLayers() string { return k.id + "-" }
+
+// manifestMark begins each manifest, before the version and the ID of the key.
+const (
+	manifestMark    = "boxgate-snapshot-"
+	manifestVersion = "1"
+)
+
+// errLater means that a manifest has the version of a later program.
+var errLater = errors.New("the record of the snapshot has the version of a later boxgate: update this host")
 
 // seal encrypts a manifest for its place.
 func (k keys) seal(id string, m Manifest) ([]byte, error) {
@@ -86,8 +98,9 @@ func (k keys) seal(id string, m Manifest) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := append([]byte(manifestMark), make([]byte, k.manifests.NonceSize())...)
-	nonce := out[len(manifestMark):]
+	begin := manifestMark + manifestVersion + k.id
+	out := append([]byte(begin), make([]byte, k.manifests.NonceSize())...)
+	nonce := out[len(begin):]
 	_, _ = rand.Read(nonce) // never fails (crypto/rand)
 	return k.manifests.Seal(out, nonce, text, []byte(id)), nil
 }
@@ -95,13 +108,20 @@ func (k keys) seal(id string, m Manifest) ([]byte, error) {
 // open decrypts the manifest at a place.
 func (k keys) open(id string, sealed []byte) (m Manifest, err error) {
 	rest, ok := bytes.CutPrefix(sealed, []byte(manifestMark))
-	if !ok || len(rest) < k.manifests.NonceSize() {
-		return m, fmt.Errorf("%w: it is not a manifest", ErrDamaged)
-	}
 	size := k.manifests.NonceSize()
+	switch begin := len(manifestVersion + k.id); {
+	case ok && !bytes.HasPrefix(rest, []byte(manifestVersion)):
+		return m, errLater
+	case !ok || len(rest) < begin+size:
+		return m, fmt.Errorf("%w: it is not a manifest", ErrDamaged)
+	case string(rest[len(manifestVersion):begin]) != k.id:
+		return m, fmt.Errorf("%w: one with another key did", ErrDamaged)
+	default:
+		rest = rest[begin:]
+	}
 	text, err := k.manifests.Open(nil, rest[:size], rest[size:], []byte(id))
 	if err != nil {
-		return m, fmt.Errorf("%w, or one with another key did", ErrDamaged)
+		return m, fmt.Errorf("%w there", ErrDamaged)
 	}
 	if err := json.Unmarshal(text, &m); err != nil || m.Snapshot.ID != id {
 		return m, fmt.Errorf("%w: the manifest is that of another snapshot", ErrDamaged)

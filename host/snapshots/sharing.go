@@ -34,13 +34,13 @@ const (
 	// listAge is the maximum age of the list of snapshots of other hosts, and listPatience that of a failed attempt.
 	listAge      = time.Second
 	listPatience = 5 * time.Second
+	// listWait is how long calls wait for a listing. One that takes longer goes on, and calls do not wait for it.
+	listWait = 5 * time.Second
 	// holdTime is how long the layers of a snapshot of another host stay on this one after their last use.
 	holdTime = time.Hour
 	// tidyInterval is the time between two looks for layers whose hold has ended, and sweepInterval that between two sweeps of the store.
 	tidyInterval  = time.Minute
 	sweepInterval = time.Hour
-	// concurrentTransfers is the maximum number of concurrent uploads, and of concurrent downloads.
-	concurrentTransfers = 2
 	// growthStep is after how many bytes of a download the free space is checked again.
 	growthStep = 4 << 20
 )
@@ -51,14 +51,16 @@ type sharing struct {
 	bucket    *bucket.Bucket
 	layers    Layers
 	space     func(n int64) error
-	uploads   chan struct{} // a slot for each upload
-	downloads chan struct{} // a slot for each download
-	listing   chan struct{} // held during a listing
+	operator  func(key string) bool // whether a key has the share of the operator
+	wait      time.Duration         // listWait
+	uploads   slots
+	downloads slots
 
 	mu         sync.Mutex
 	listed     time.Time                  // guarded by mu, like the fields below; beginning of the last successful listing
+	running    *listing                   // nil: none
 	failed     time.Time                  // of the last failed listing
-	failure    error                      // of the last listing; nil: it succeeded
+	failure    error                      // of the last listing, or of the running one if it takes too long; nil: it succeeded
 	elsewhere  map[string]bucket.Manifest // all snapshots in the store, by ID
 	refs       map[string]bucket.Layer    // their layers, by name
 	unreadable int                        // manifests that cannot be read
@@ -66,12 +68,21 @@ type sharing struct {
 	fetching   map[string]chan struct{}   // layer → closed when its download has ended
 }
 
+// listing is a listing of the store.
+type listing struct {
+	began time.Time
+	late  bool          // calls do not wait for it any longer
+	err   error         // set before done is closed
+	done  chan struct{} // closed at its end
+}
+
 // Share makes snapshots in a store that other hosts use as well. name identifies the store in records. space returns an error if this host's
-// disk has no room for n more bytes. Call it before the other methods.
-func (s *Manager) Share(name string, b *bucket.Bucket, layers Layers, space func(n int64) error) {
+// disk has no room for n more bytes. operator reports whether an API key has the operator's share of the transfers, which others leave free. Call
+// Share before the other methods.
+func (s *Manager) Share(name string, b *bucket.Bucket, layers Layers, space func(n int64) error, operator func(key string) bool) {
 	s.sharing = &sharing{
-		name: name, bucket: b, layers: layers, space: space, uploads: make(chan struct{}, concurrentTransfers), downloads: make(chan struct{}, concurrentTransfers),
-		listing: make(chan struct{}, 1), elsewhere: map[string]bucket.Manifest{}, refs: map[string]bucket.Layer{}, held: map[string]time.Time{}, fetching: map[string]chan struct{}{},
+		name: name, bucket: b, layers: layers, space: space, operator: operator, wait: listWait, elsewhere: map[string]bucket.Manifest{}, refs: map[string]bucket.Layer{},
+		held: map[string]time.Time{}, fetching: map[string]chan struct{}{},
 	}
 	s.loops.Go(s.keepTidy)
 }
@@ -125,14 +136,12 @@ func (s *Manager) endHolds() error {
 	return errors.Join(s.store.ReleaseLayers(over), s.Sweep())
 }
 
-// take uses a slot until done is called.
-func take(ctx context.Context, slots chan struct{}) (done func(), err error) {
-	select {
-	case slots <- struct{}{}:
-		return func() { <-slots }, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+// take waits for a place of a transfer for a key.
+func (x *sharing) take(ctx context.Context, of *slots, key string) (done func(), err error) {
+	if key != "" && x.operator(key) {
+		key = ""
 	}
+	return of.take(ctx, key)
 }
 
 // publish uploads the layers of a captured snapshot, and then its record.
@@ -140,15 +149,10 @@ func (s *Manager) publish(ctx context.Context, r store.Snapshot) error {
 	x := s.sharing
 	ctx, cancel := context.WithTimeoutCause(ctx, bucket.PublishTime, errors.New("the upload to the snapshot store took too long"))
 	defer cancel()
-	done, err := take(ctx, x.uploads)
-	if err != nil {
-		return err
-	}
-	defer done()
 	m := bucket.Manifest{Snapshot: r}
 	m.Snapshot.State, m.Snapshot.Shared = Ready, x.name
 	for _, name := range r.Layers {
-		ref, err := x.upload(ctx, name)
+		ref, err := x.upload(ctx, name, r.TakenBy)
 		if err != nil {
 			return err
 		}
@@ -163,12 +167,17 @@ func (s *Manager) publish(ctx context.Context, r store.Snapshot) error {
 	return fault.At(ctx, "snapshot: manifest uploaded")
 }
 
-// upload uploads a layer of this host.
-func (x *sharing) upload(ctx context.Context, name string) (bucket.Layer, error) {
+// upload uploads a layer of this host for a key. Others may have their turn between two layers.
+func (x *sharing) upload(ctx context.Context, name, key string) (bucket.Layer, error) {
 	l, err := x.layers.Layer(name)
 	if err != nil {
 		return bucket.Layer{}, err
 	}
+	done, err := x.take(ctx, &x.uploads, key)
+	if err != nil {
+		return bucket.Layer{}, err
+	}
+	defer done()
 	ref := bucket.Layer{Name: name, Size: l.Size, Image: l.Image}
 	ref.Digest, ref.Packed, err = x.bucket.Upload(ctx, func(ctx context.Context, w io.Writer) error { return x.layers.ArchiveLayer(ctx, name, w) })
 	if err != nil {
@@ -212,35 +221,72 @@ func (s *Manager) resume(r store.Snapshot) bool {
 	return true
 }
 
-// Refresh lists the store again, unless that was done a moment ago. After an error the last list stays.
+// errSlow is the error of a listing that takes too long.
+var errSlow = fmt.Errorf("%w: the snapshot store has not answered within %v", ErrStore, listWait)
+
+// Refresh lists the store again, unless that was done a moment ago. After an error, or if the store does not answer for a few seconds, the last list
+// stays, and calls fail immediately for a while.
 func (s *Manager) Refresh(ctx context.Context) error {
 	x := s.sharing
 	if x == nil {
 		return nil
 	}
-	done, err := take(ctx, x.listing)
-	if err != nil {
+	l, err := s.refreshing()
+	if l == nil {
 		return err
 	}
-	defer done()
+	late := time.NewTimer(time.Until(l.began.Add(x.wait)))
+	defer late.Stop()
+	select {
+	case <-l.done:
+		return l.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-late.C:
+	}
 	x.mu.Lock()
-	fresh, failure, failed := time.Since(x.listed) < listAge, x.failure, x.failed
-	x.mu.Unlock()
+	defer x.mu.Unlock()
+	if x.running != l {
+		return l.err // it has just ended
+	}
+	if !l.late {
+		l.late, x.failed, x.failure = true, time.Now(), errSlow
+		s.log.Error("the snapshots of other hosts could not be listed yet", zap.Error(errSlow))
+	}
+	return errSlow
+}
+
+// refreshing returns the listing to wait for, or nil with the result.
+func (s *Manager) refreshing() (*listing, error) {
+	x := s.sharing
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	switch {
-	case failure != nil && time.Since(failed) < fault.Interval(listPatience):
-		return failure
-	case failure == nil && fresh:
-		return nil
+	case x.failure != nil && (x.running != nil || time.Since(x.failed) < fault.Interval(listPatience)):
+		return nil, x.failure
+	case x.running != nil:
+		return x.running, nil
+	case x.failure == nil && time.Since(x.listed) < listAge:
+		return nil, nil
+	case s.ctx.Err() != nil:
+		return nil, s.ctx.Err()
 	}
-	err = s.list(ctx)
-	if err != nil && ctx.Err() == nil {
-		err = fmt.Errorf("%w: %w", ErrStore, err)
+	l := &listing{began: time.Now(), done: make(chan struct{})}
+	x.running = l
+	s.loops.Go(func() {
+		defer close(l.done)
+		err := s.contained(func() error { return s.list(s.ctx) })
+		if err != nil {
+			err = fmt.Errorf("%w: %w", ErrStore, err)
+			s.log.Error("the snapshots of other hosts could not be listed", zap.Error(err))
+		}
 		x.mu.Lock()
-		x.failed, x.failure = time.Now(), err
-		x.mu.Unlock()
-		s.log.Error("the snapshots of other hosts could not be listed", zap.Error(err))
-	}
-	return err
+		defer x.mu.Unlock()
+		if l.err, x.running = err, nil; err != nil {
+			x.failed, x.failure = time.Now(), err
+		}
+	})
+	return l, nil
 }
 
 // list lists the store, and forgets the snapshots of this host that another one has deleted.
@@ -345,14 +391,14 @@ func (s *Manager) Find(ctx context.Context, id string) (store.Snapshot, error) {
 	return m.Snapshot, s.store.HoldLayers(m.Snapshot.Layers)
 }
 
-// Fetch downloads the layers that this host does not have. progress is called with a line for each.
-func (s *Manager) Fetch(ctx context.Context, layers []string, progress func(string)) error {
+// Fetch downloads the layers that this host does not have, for an API key. progress is called with a line for each.
+func (s *Manager) Fetch(ctx context.Context, key string, layers []string, progress func(string)) error {
 	x := s.sharing
 	if x == nil {
 		return nil
 	}
 	for _, layer := range layers {
-		if err := x.fetch(ctx, layer, progress); err != nil {
+		if err := x.fetch(ctx, key, layer, progress); err != nil {
 			return fmt.Errorf("layer %s of the snapshot: %w", layer, err)
 		}
 	}
@@ -363,7 +409,7 @@ func (s *Manager) Fetch(ctx context.Context, layers []string, progress func(stri
 var errLayerDiffers = fmt.Errorf("%w: this host has another layer of that name", bucket.ErrDamaged)
 
 // fetch downloads a layer, or waits for its download.
-func (x *sharing) fetch(ctx context.Context, layer string, progress func(string)) error {
+func (x *sharing) fetch(ctx context.Context, key, layer string, progress func(string)) error {
 	for {
 		x.mu.Lock()
 		ref, known := x.refs[layer]
@@ -389,7 +435,7 @@ func (x *sharing) fetch(ctx context.Context, layer string, progress func(string)
 				delete(x.fetching, layer)
 				close(ended)
 			}()
-			return x.download(ctx, ref, progress)
+			return x.download(ctx, key, ref, progress)
 		}
 		x.mu.Unlock()
 		select {
@@ -401,8 +447,8 @@ func (x *sharing) fetch(ctx context.Context, layer string, progress func(string)
 }
 
 // download makes a layer of the store one of this host.
-func (x *sharing) download(ctx context.Context, ref bucket.Layer, progress func(string)) error {
-	done, err := take(ctx, x.downloads)
+func (x *sharing) download(ctx context.Context, key string, ref bucket.Layer, progress func(string)) error {
+	done, err := x.take(ctx, &x.downloads, key)
 	if err != nil {
 		return err
 	}
@@ -471,11 +517,20 @@ func (s *Manager) withdraw(ctx context.Context, ids []string) error {
 	return nil
 }
 
+// Away reports whether the last listing of the store failed, or takes too long.
+func (s *Manager) Away() bool {
+	x := s.sharing
+	if x == nil {
+		return false
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.failure != nil
+}
+
 // StoreUp returns 1 if the last listing of the store succeeded, else 0.
 func (s *Manager) StoreUp() float64 {
-	s.sharing.mu.Lock()
-	defer s.sharing.mu.Unlock()
-	if s.sharing.failure != nil {
+	if s.Away() {
 		return 0
 	}
 	return 1

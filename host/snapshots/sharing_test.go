@@ -115,7 +115,7 @@ func newSharingHost(t *testing.T, s *buckettest.Server, key string) *sharingHost
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.Share("s3://snapshots", b, h.files, func(int64) error { return nil })
+	h.Share("s3://snapshots", b, h.files, func(int64) error { return nil }, func(key string) bool { return key == "key_admin" })
 	t.Cleanup(func() {
 		h.Close()
 		if err := db.Close(); err != nil {
@@ -174,7 +174,7 @@ func TestSnapshotOfAnotherHost(t *testing.T) {
 	var fetching sync.WaitGroup
 	for range 3 { // boxes from it at the same time
 		fetching.Go(func() {
-			if err := b.Fetch(context.Background(), r.Layers, func(string) {}); err != nil {
+			if err := b.Fetch(context.Background(), "key_1", r.Layers, func(string) {}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -242,7 +242,7 @@ func TestForeignSnapshotsAreNotUsed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := b.Fetch(t.Context(), r.Layers, func(string) {}); !errors.Is(err, bucket.ErrDamaged) || len(b.files.layers) != 0 {
+	if err := b.Fetch(t.Context(), "key_1", r.Layers, func(string) {}); !errors.Is(err, bucket.ErrDamaged) || len(b.files.layers) != 0 {
 		t.Errorf("a changed layer: %v, %d layers", err, len(b.files.layers))
 	}
 }
@@ -274,7 +274,7 @@ func TestStoreAway(t *testing.T) {
 	if err := a.Refresh(t.Context()); !errors.Is(err, ErrStore) || a.StoreUp() != 0 {
 		t.Errorf("listing: %v", err)
 	}
-	if r, err := a.Find(t.Context(), "snap_a"); err != nil || a.Fetch(t.Context(), r.Layers, func(string) {}) != nil {
+	if r, err := a.Find(t.Context(), "snap_a"); err != nil || a.Fetch(t.Context(), "", r.Layers, func(string) {}) != nil {
 		t.Errorf("a snapshot of this host: %v", err)
 	}
 	if _, err := a.Find(t.Context(), "snap_b"); !errors.Is(err, ErrStore) {
@@ -323,5 +323,63 @@ func TestDeletedBeforeItsUploadWasKnown(t *testing.T) {
 		if len(list) > 0 {
 			t.Errorf("%s host has deleted snapshots: %v", host, list)
 		}
+	}
+}
+
+// TestStoreThatHangs: calls wait for a silent store for a moment, once, and then have the snapshots of this host and the last ones of the others. When
+// the store answers again, it is used.
+func TestStoreThatHangs(t *testing.T) {
+	t.Parallel()
+	s, key := buckettest.Start(t), newAgeKey(t)
+	a, b := newSharingHost(t, s, key), newSharingHost(t, s, key)
+	if r, err := a.Take(t.Context(), store.Snapshot{ID: "snap_a", Box: "box1"}, free); err != nil || r.State != Ready {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	b.relist(t)
+	b.sharing.wait, b.sharing.listed = 100*time.Millisecond, time.Time{}
+	release := s.Hang(t)
+	began := time.Now()
+	for range 20 {
+		if err := b.Refresh(t.Context()); !errors.Is(err, ErrStore) || !b.Away() {
+			t.Fatalf("listing: %v", err)
+		}
+	}
+	if took := time.Since(began); took > 20*time.Second { // the store is silent for a minute at least
+		t.Errorf("20 calls waited %v for a store that hangs", took)
+	}
+	if list, err := b.Elsewhere(""); err != nil || len(list) != 1 {
+		t.Errorf("the last list: %v, %v", list, err)
+	}
+	b.sharing.mu.Lock()
+	running := b.sharing.running
+	b.sharing.mu.Unlock()
+	if running == nil {
+		t.Fatal("the listing does not go on")
+	}
+	release()
+	<-running.done
+	if err := b.Refresh(t.Context()); err != nil || b.Away() {
+		t.Errorf("a store that answers again: %v", err)
+	}
+}
+
+// TestAdminKeysHaveTheOperatorsShare: uploads of other keys do not keep an admin key from transfers.
+func TestAdminKeysHaveTheOperatorsShare(t *testing.T) {
+	t.Parallel()
+	h := newSharingHost(t, buckettest.Start(t), newAgeKey(t))
+	for i := range concurrentTransfers - 1 {
+		if _, err := h.sharing.take(t.Context(), &h.sharing.uploads, fmt.Sprint("key_", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := h.sharing.uploads.take(ended, "key_9"); err == nil {
+		t.Error("keys have all places")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := h.sharing.take(ctx, &h.sharing.uploads, "key_admin"); err != nil {
+		t.Errorf("an admin key: %v", err)
 	}
 }

@@ -48,6 +48,8 @@ type Server struct {
 	conns  map[net.Conn]bool // guarded by mu
 	cut    atomic.Int64      // see CutAfter
 	closed bool              // guarded by mu
+	held   chan struct{}     // guarded by mu; closed by the end of Hang
+	drip   atomic.Int64      // see Drip
 }
 
 // Start starts a server on a directory. It ends with the test.
@@ -193,6 +195,21 @@ type metered struct {
 }
 
 func (m *metered) Write(p []byte) (int, error) {
+	m.server.mu.Lock()
+	held := m.server.held
+	m.server.mu.Unlock()
+	if held != nil {
+		<-held
+	}
+	if every := time.Duration(m.server.drip.Load()); every > 0 && m.sum == &m.server.Received {
+		for i := range p {
+			time.Sleep(every)
+			if _, err := m.Conn.Write(p[i : i+1]); err != nil {
+				return i, err
+			}
+		}
+		return len(p), nil
+	}
 	m.sum.Add(int64(len(p)))
 	if left := m.server.cut.Load(); left > 0 && m.server.cut.Add(-int64(len(p))) <= 0 {
 		m.server.cut.Store(0)
@@ -204,6 +221,25 @@ func (m *metered) Write(p []byte) (int, error) {
 
 // CutAfter ends all connections once, after n more bytes in both directions.
 func (s *Server) CutAfter(n int64) { s.cut.Store(n) }
+
+// Hang makes the server silent on all connections until the end of the test, or until release is called.
+func (s *Server) Hang(t testing.TB) (release func()) {
+	held := make(chan struct{})
+	s.mu.Lock()
+	s.held = held
+	s.mu.Unlock()
+	release = sync.OnceFunc(func() {
+		s.mu.Lock()
+		s.held = nil
+		s.mu.Unlock()
+		close(held)
+	})
+	t.Cleanup(release)
+	return release
+}
+
+// Drip makes the server send single bytes in this interval; 0 ends that.
+func (s *Server) Drip(every time.Duration) { s.drip.Store(int64(every)) }
 
 // CutAll ends all connections.
 func (s *Server) CutAll() {
