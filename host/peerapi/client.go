@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"net/netip"
 	"strings"
 	"sync"
 	"syscall"
@@ -28,6 +29,7 @@ import (
 	"boxgate/fleet"
 	"boxgate/fleet/directory"
 	"boxgate/fleet/node"
+	"boxgate/internal/peernet"
 )
 
 // Times of connections to other hosts.
@@ -41,9 +43,15 @@ const (
 	idleTimeout   = time.Minute
 )
 
-// mostStreams bounds the calls to one host at a time, so that one which answers slowly does not hold everything. Calls with the token of a box,
-// which only the owner can check, may use half of them.
-const mostStreams = 512
+// The calls to one host at a time are bounded, so that one which answers slowly does not hold everything.
+const (
+	mostStreams = 512
+	// othersStreams is the part for callers without an admin key, keylessStreams for calls with the token of a box, which only the owner can check,
+	// and holderStreams for one API key, or one address of calls with tokens.
+	othersStreams  = mostStreams * 3 / 4
+	keylessStreams = mostStreams / 2
+	holderStreams  = othersStreams / 2
+)
 
 // mostLookups bounds the looks into the directory at a time. Any key can ask for any name, and etcd must go on to renew the leases of the hosts.
 const mostLookups = 32
@@ -60,15 +68,38 @@ type Client struct {
 	lookups   chan struct{} // one element for each call of find
 
 	mu      sync.Mutex
-	streams map[string]int // by host
+	streams map[string]*streams // by host
+}
+
+// streams are the calls to one host.
+type streams struct {
+	all, others, keyless int
+	of                   map[holder]int
+}
+
+// holder is the caller that calls count for: an API key, or without one an address.
+type holder struct {
+	key, address string
+	admin        bool
+}
+
+// holderOf returns the caller of a request, which is that of its context. address is its client; only calls without a key need it.
+func holderOf(ctx context.Context, address string) holder {
+	switch caller := api.CallerOf(ctx); {
+	case caller.Role == api.RoleAdmin:
+		return holder{key: caller.Key, admin: true}
+	case caller.Key != "":
+		return holder{key: caller.Key}
+	}
+	if ip, err := netip.ParseAddr(address); err == nil {
+		address = peernet.Network(ip).String()
+	}
+	return holder{address: address}
 }
 
 // NewClient returns a client without connections.
 func NewClient(f *node.Node, log *zap.Logger) *Client {
-	c := &Client{fleet: f, log: log, streams: map[string]int{}, lookups: make(chan struct{}, mostLookups)}
-	c.find = func(ctx context.Context, name string) (directory.Owner, bool, error) {
-		return f.Directory().Find(ctx, name)
-	}
+	c := &Client{fleet: f, log: log, streams: map[string]*streams{}}
 	c.transport = &http.Transport{
 		DialTLSContext: c.dial, DisableCompression: true, IdleConnTimeout: idleTimeout, MaxIdleConns: 1024, MaxIdleConnsPerHost: 64, MaxResponseHeaderBytes: 64 << 10,
 	}
@@ -172,20 +203,53 @@ func (c *Client) lookUp(ctx context.Context, name string) (directory.Owner, bool
 }
 
 // acquire takes one of the streams to a host, until release is called.
-func (c *Client) acquire(host string, most int) (release func(), err error) {
+func (c *Client) acquire(host string, by holder) (release func(), err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.streams[host] >= most {
-		return nil, api.Errorf(api.ErrUnavailable, "%d calls to host %s of the fleet are open already; try again", most, host)
+	s := c.streams[host]
+	if s == nil {
+		s = &streams{of: map[holder]int{}}
+		c.streams[host] = s
 	}
-	c.streams[host]++
+	if !s.admits(by) {
+		return nil, api.Errorf(api.ErrUnavailable, "too many calls to host %s of the fleet are open already; try again", host)
+	}
+	s.add(by, 1)
 	return sync.OnceFunc(func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.streams[host]--; c.streams[host] == 0 {
+		if s.add(by, -1); s.all == 0 {
 			delete(c.streams, host)
 		}
 	}), nil
+}
+
+// admits reports whether a caller may have another stream.
+func (s *streams) admits(by holder) bool {
+	switch {
+	case s.all >= mostStreams:
+		return false
+	case by.admin:
+		return true
+	case by.key == "" && s.keyless >= keylessStreams:
+		return false
+	}
+	return s.others < othersStreams && s.of[by] < holderStreams
+}
+
+// add counts n streams of a caller.
+func (s *streams) add(by holder, n int) {
+	s.all += n
+	if by.admin {
+		return
+	}
+	s.others += n
+	if by.key == "" {
+		s.keyless += n
+	}
+	if s.of[by] += n; s.of[by] == 0 {
+		delete(s.of, by)
+	}
 }
 
 // whileMember returns a context that ends soon after a host is no longer the member that it was. The caller must call end.
@@ -204,11 +268,7 @@ func (c *Client) Forward(w http.ResponseWriter, r *http.Request, host string, fa
 		fail(err)
 		return
 	}
-	most := mostStreams
-	if api.CallerOf(r.Context()).Key == "" {
-		most /= 2
-	}
-	release, err := c.acquire(host, most)
+	release, err := c.acquire(host, holderOf(r.Context(), source(r)))
 	if err != nil {
 		fail(err)
 		return
@@ -280,7 +340,7 @@ func (s steady) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
 // get sends a request of this gateway with a caller's key.
 func (c *Client) get(ctx context.Context, h fleet.Host, path, query string, key http.Header) (*http.Response, error) {
-	release, err := c.acquire(h.ID, mostStreams)
+	release, err := c.acquire(h.ID, holderOf(ctx, ""))
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,8 @@ import (
 	"boxgate/fleet/pki"
 )
 
-// mostCalls bounds the calls of one host at a time, and its connections. A host that keeps its own bounds does not reach it.
+// mostCalls bounds the calls of one host at a time, and its connections. A host that keeps its own bounds does not reach it. It is half of
+// [ServerConfig.Most] if that is less.
 const mostCalls = 2 * mostStreams
 
 // Identity is the part of a member of a fleet that verifies other hosts; implemented by [boxgate/fleet/node.Node].
@@ -31,17 +32,20 @@ type ServerConfig struct {
 	API http.Handler
 	// Known is called for a connection once the other end is known to be a member.
 	Known func(net.Conn)
-	Log   *zap.Logger
+	// Most is the maximum number of connections of all hosts, and of their calls at a time.
+	Most int
+	Log  *zap.Logger
 }
 
 // server accepts the calls of other hosts.
 type server struct {
 	ServerConfig
 
-	mu    sync.Mutex
-	calls map[string]int      // by host
-	conns map[net.Conn]string // hosts by connection, of those that have sent a call
-	open  map[string]int      // connections by host
+	mu      sync.Mutex
+	calls   map[string]int      // by host
+	running int                 // calls of all hosts
+	conns   map[net.Conn]string // hosts by connection, of those that have sent a call
+	open    map[string]int      // connections by host
 }
 
 // connKey is the context key of the connection of a call.
@@ -117,11 +121,12 @@ func (s *server) begin(r *http.Request, host string) bool {
 	conn, _ := r.Context().Value(connKey{}).(net.Conn)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.calls[host] >= mostCalls {
+	each := min(mostCalls, max(1, s.Most/2))
+	if s.calls[host] >= each || s.running >= s.Most {
 		return false
 	}
 	if _, known := s.conns[conn]; conn != nil && !known {
-		if s.open[host] >= mostCalls {
+		if s.open[host] >= each || len(s.conns) >= s.Most {
 			return false
 		}
 		s.conns[conn] = host
@@ -129,12 +134,14 @@ func (s *server) begin(r *http.Request, host string) bool {
 		s.Known(conn)
 	}
 	s.calls[host]++
+	s.running++
 	return true
 }
 
 func (s *server) end(host string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.running--
 	if s.calls[host]--; s.calls[host] == 0 {
 		delete(s.calls, host)
 	}

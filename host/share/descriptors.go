@@ -69,6 +69,9 @@ func (d Descriptors) Keyless(ln net.Listener) *authlimit.Listener {
 	return authlimit.New(ln, max(8, min(d.reserve/8, 256)))
 }
 
+// Hosts returns the maximum number of connections of the other hosts of a fleet. They use the reserve.
+func (d Descriptors) Hosts() int { return max(16, d.reserve/8) }
+
 // DNSSockets returns the maximum number of DNS sockets to upstream resolvers. They use the reserve.
 func (d Descriptors) DNSSockets() int { return d.reserve / 8 }
 
