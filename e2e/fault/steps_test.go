@@ -31,11 +31,11 @@ var (
 		"create: record stored", "create: policy staged", "create: authority stored", "launch: directory made",
 		"launch: namespaces pinned", "link: box registered", "link: pair made", "link: box's end up", "link: host's end up",
 		"connect: known to DNS and proxy", "plan: to be written", "plan: built", "plan: written", "connect: policy in force",
-		"launch: root built", "launch: container made", "launch: first process started", "create: box runs",
+		"launch: root built", "launch: container made", "launch: first process started", "create: box runs", "create: name claimed",
 	}
 	stepsOfAttach = []string{
 		"create: policy staged", "attach: namespace pinned", "link: box registered", "link: box's end up", "link: host's end up",
-		"plan: written", "connect: policy in force",
+		"plan: written", "connect: policy in force", "create: name claimed",
 	}
 	stepsOfReattach = []string{
 		"disconnect: off the network", "leave: off the network", "leave: namespace released", "leave: stored",

@@ -19,6 +19,7 @@ import (
 	"boxgate/api"
 	"boxgate/host/change"
 	"boxgate/host/state"
+	"boxgate/internal/fault"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	quotas "boxgate/quota"
@@ -104,6 +105,9 @@ func (l *Service) admit(ctx context.Context, req api.CreateRequest, attached *st
 		return nil, err
 	}
 	defer claimed()
+	if err := fault.At(ctx, "create: name claimed"); err != nil {
+		return nil, err
+	}
 	defer l.shared.LockNamed()()
 	if req.Policy, err = l.policyOfNew(req.Policy, req.Named, attached); err != nil {
 		return nil, err
