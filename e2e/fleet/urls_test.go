@@ -45,7 +45,7 @@ func linked(t *testing.T, etcd *etcdtest.Server) (a, b *host) {
 	t.Helper()
 	make := func(address string) *host {
 		return &host{World: harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
-			c.Fleet = config.Fleet{Name: "test", Endpoints: []string{etcd.Endpoint()}, Ingress: address + ":443"}
+			c.Fleet = config.Fleet{Name: "test", Endpoints: []string{etcd.Endpoint()}, Ingress: address + ":443", Advertise: address + ":8700"}
 		}})}
 	}
 	a, b = make(linkA), make(linkB)

@@ -171,6 +171,9 @@ func (n *Node) Start(ctx context.Context) error {
 	if err := n.follower.List(call); err != nil && ctx.Err() == nil {
 		n.Log.Warn("this host starts fenced: the directory of the fleet is not known yet", zap.Error(err))
 	}
+	if err := n.rotation.Renew(call); err != nil && ctx.Err() == nil { // the other hosts call it from its first moment, if it replaces a process
+		n.Log.Warn("this host has no certificate of its fleet yet", zap.Error(err))
+	}
 	return ctx.Err()
 }
 

@@ -251,11 +251,11 @@ func TestRotation(t *testing.T) {
 	if _, err := r.Certificate(); !errors.Is(err, errNoCertificate) {
 		t.Error(err)
 	}
-	if err := r.renew(t.Context()); !errors.Is(err, fail) {
+	if err := r.Renew(t.Context()); !errors.Is(err, fail) {
 		t.Error(err)
 	}
 	away = false
-	if err := r.renew(t.Context()); err != nil {
+	if err := r.Renew(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	first, err := r.Certificate()

@@ -46,7 +46,7 @@ type Rotation struct {
 	current atomic.Pointer[tls.Certificate]
 }
 
-// NewRotation returns a rotation without a certificate, until [Rotation.Run].
+// NewRotation returns a rotation without a certificate, until [Rotation.Renew] or [Rotation.Run].
 func NewRotation(issuer Issuer, log *zap.Logger) *Rotation {
 	return &Rotation{issuer: issuer, log: log}
 }
@@ -93,7 +93,7 @@ func (r *Rotation) Run(ctx context.Context) {
 		wait := retryEvery
 		if left := r.remains(); left > 0 {
 			wait = min(left, checkEvery)
-		} else if err := r.renew(ctx); err != nil && ctx.Err() == nil {
+		} else if err := r.Renew(ctx); err != nil && ctx.Err() == nil {
 			r.log.Warn("the certificate of this host in the fleet cannot be renewed", zap.Time("valid_until", r.NotAfter()), zap.Error(err))
 		} else {
 			wait = time.Second
@@ -105,8 +105,8 @@ func (r *Rotation) Run(ctx context.Context) {
 	}
 }
 
-// renew replaces the certificate.
-func (r *Rotation) renew(ctx context.Context) error {
+// Renew replaces the certificate now. Do not call it while Run runs.
+func (r *Rotation) Renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	c, err := r.issuer.Issue(ctx, time.Now())
