@@ -3,6 +3,8 @@ package etcdtest
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sys/unix"
 
 	"boxgate/fleet"
 )
@@ -26,7 +29,8 @@ type Server struct {
 	dir   string
 	cmd   *exec.Cmd
 	start func(*exec.Cmd) error
-	tls   string // host and port that also serve with TLS; empty: none
+	tls   string   // host and port that also serve with TLS; empty: none
+	args  []string // more arguments
 }
 
 // Program returns the path of etcd. Without it the test is skipped in the quick tier and fails in the others.
@@ -58,6 +62,68 @@ func StartTLS(t testing.TB, start func(*exec.Cmd) error, address string) *Server
 	s.writeCertificates(address)
 	s.Restart()
 	return s
+}
+
+// StartWith is [Start] with more arguments for etcd.
+func StartWith(t testing.TB, args ...string) *Server {
+	t.Helper()
+	s := newServer(t)
+	s.args = args
+	s.Restart()
+	return s
+}
+
+// StartOnDisk is [Start] on a disk of its own, a tmpfs of that many MiB, which [Server.FillDisk] fills. It needs root. etcd reserves 128 MiB.
+func StartOnDisk(t testing.TB, size int) *Server {
+	t.Helper()
+	s := newServer(t)
+	data := filepath.Join(s.dir, "data")
+	err := os.Mkdir(data, 0o700)
+	if err == nil {
+		err = unix.Mount("tmpfs", data, "tmpfs", 0, fmt.Sprintf("size=%dm,mode=0700", size))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // before the directory is removed
+		s.Kill()
+		if err := unix.Unmount(data, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	s.Restart()
+	return s
+}
+
+// FillDisk leaves no free byte on the disk of [StartOnDisk], until free is called.
+func (s *Server) FillDisk() (free func()) {
+	s.t.Helper()
+	path := filepath.Join(s.dir, "data", "filler")
+	f, err := os.Create(path)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer f.Close()
+	for err == nil {
+		_, err = f.Write(make([]byte, 4<<10))
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		s.t.Fatal(err)
+	}
+	return func() { _ = os.Remove(path) }
+}
+
+// AwaitExit waits until the server has ended by itself.
+func (s *Server) AwaitExit() {
+	s.t.Helper()
+	ended := make(chan struct{})
+	go func() { _ = s.cmd.Wait(); close(ended) }()
+	select {
+	case <-ended:
+		s.cmd = nil
+	case <-time.After(patience):
+		s.t.Fatal("etcd still runs")
+	}
 }
 
 func newServer(t testing.TB) *Server {
@@ -111,7 +177,7 @@ func (s *Server) Restart() {
 	}
 	s.cmd = exec.Command(program, "--data-dir=data", "--listen-client-urls="+clients, "--advertise-client-urls=unix://client:1", "--listen-peer-urls=unix://peer:1",
 		"--initial-advertise-peer-urls=unix://peer:1", "--initial-cluster=default=unix://peer:1", "--unsafe-no-fsync", "--logger=zap", "--log-level=warn")
-	s.cmd.Args = append(s.cmd.Args, secured...)
+	s.cmd.Args = append(append(s.cmd.Args, secured...), s.args...)
 	s.cmd.Dir, s.cmd.Stdout, s.cmd.Stderr = s.dir, log, log
 	if err := s.start(s.cmd); err != nil {
 		s.t.Fatal(err)

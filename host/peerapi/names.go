@@ -200,10 +200,12 @@ func (n *Names) Release(ctx context.Context, id policy.BoxID) {
 func (n *Names) Run(ctx context.Context) {
 	tick := time.NewTicker(fault.Interval(syncEvery))
 	defer tick.Stop()
-	for {
-		if err := n.sync(ctx); err != nil && ctx.Err() == nil {
+	for failed := false; ; {
+		err := n.sync(ctx)
+		if err != nil && !failed && ctx.Err() == nil {
 			n.log.Warn("the directory of the fleet does not have all boxes of this host", zap.Error(err))
 		}
+		failed = err != nil
 		select {
 		case <-ctx.Done():
 			return
