@@ -245,7 +245,7 @@ host/change: policy api internal/fault store store/history
 host/enforce: policy firewall internal/fault
 host/enforce/enforcetest: policy firewall
 host/webhook: policy internal/socket
-host/peerapi: policy fleet fleet/etcdtest fleet/directory fleet/node fleet/pki api api/access api/boxes api/problem api/rest audit internal/fault
+host/peerapi: policy fleet fleet/etcdtest fleet/directory fleet/node fleet/pki api api/access api/boxes api/problem api/rest audit internal/fault internal/peernet
 host/handover: policy
 host/handover/handovertest: policy host/handover
 host/approvals: policy api api/change audit boundary host/change host/state internal/fault internal/ratelimit internal/required store
