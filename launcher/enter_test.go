@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -96,9 +97,41 @@ func TestEnteredCommandsAreConfinedLikeTheRuntimes(t *testing.T) {
 	}
 }
 
-// TestEnteredCommandsIgnoreNoSignals: a command is started with the default effect of every signal, also by a gateway that ignores some, such as
-// one under nohup or in the background of a script. It could otherwise not be interrupted, and no shell can set these signals back.
-func TestEnteredCommandsIgnoreNoSignals(t *testing.T) {
+// TestEnteredCommandsTakeAllSignals: a command is started with the default effect of every signal and none blocked, also by a gateway that ignores
+// or blocks some, such as one under nohup, or in the background of a script. It could otherwise not be interrupted, and no shell can set ignored
+// signals back.
+func TestEnteredCommandsTakeAllSignals(t *testing.T) {
+	const blocking = "BOXGATE_TEST_BLOCKED_SIGNALS"
+	if os.Getenv(blocking) == "" { // each thread of this process has the mask that it was started with
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		cmd.Env = append(os.Environ(), blocking+"=1")
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		started := make(chan error)
+		go func() {
+			runtime.LockOSThread() // the thread ends with the goroutine
+			mask := unix.Sigset_t{}
+			for _, s := range []unix.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGUSR2, unix.SIGALRM, unix.SIGCHLD, 40} {
+				mask.Val[(s-1)/64] |= 1 << ((s - 1) % 64)
+			}
+			err := unix.PthreadSigmask(unix.SIG_BLOCK, &mask, nil)
+			if err == nil {
+				err = cmd.Start()
+			}
+			started <- err
+		}()
+		if err := <-started; err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), "--- PASS: "+t.Name()) {
+			t.Errorf("%v\n%s", err, out.String())
+		}
+		return
+	}
+	own, err := os.ReadFile("/proc/thread-self/status")
+	if err != nil || strings.Contains(string(own), "SigBlk:\t0000000000000000\n") {
+		t.Fatalf("the test blocks no signals: %v\n%s", err, own)
+	}
 	ignored := []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU, unix.SIGUSR1, unix.SIGPIPE, unix.Signal(64)}
 	signal.Ignore(ignored...)
 	defer signal.Reset(ignored...)
@@ -106,8 +139,8 @@ func TestEnteredCommandsIgnoreNoSignals(t *testing.T) {
 	id := newBox(t, l, nil)
 	for _, user := range []string{"", "root"} {
 		var out bytes.Buffer
-		res, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"grep", "SigIgn", "/proc/self/status"}, User: user, Stdout: &out, Stderr: &out})
-		if err != nil || res.Status != 0 || out.String() != "SigIgn:\t0000000000000000\n" {
+		res, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"grep", "-E", "SigIgn|SigBlk", "/proc/self/status"}, User: user, Stdout: &out, Stderr: &out})
+		if err != nil || res.Status != 0 || out.String() != "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n" {
 			t.Errorf("user %q: %q, %+v, %v", user, out.String(), res, err)
 		}
 	}

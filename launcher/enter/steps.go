@@ -127,7 +127,8 @@ func (c Command) innerSteps(p *plan) error {
 // lastSignal is the highest on every architecture that is supported.
 const lastSignal = 64
 
-// defaultSignals gives every signal its default effect: a process inherits from the gateway which signals are ignored.
+// defaultSignals gives every signal its default effect, and blocks none: a process inherits from the gateway which signals are ignored and
+// blocked.
 func (p *plan) defaultSignals() {
 	action := p.words(0, 0, 0, 0) // struct sigaction of the kernel: SIG_DFL, without flags and mask
 	for n := uintptr(1); n <= lastSignal; n++ {
@@ -135,6 +136,7 @@ func (p *plan) defaultSignals() {
 			p.call("the signals", unix.SYS_RT_SIGACTION, n, action, 0, 8)
 		}
 	}
+	p.call("the blocked signals", unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, p.words(0), 0, 8)
 }
 
 // become changes the user, with all its IDs.
