@@ -218,9 +218,23 @@ func (l *lifetimes) suspendNow(ctx context.Context, id policy.BoxID, freeze func
 	return b.View(), err
 }
 
-// leastByUse is the least time to live that a box gets when it is resumed without a call of the API, by a visitor or a schedule: each
-// resumption and each pause writes to the store, and visitors come as often as they like.
+// leastByUse is the least time to live that a box gets when it is resumed by a key for one box, or without a call of the API, by a visitor or a
+// schedule: each resumption and each pause writes to the store, and they come as often as they like. A key for one box cannot shorten it.
 const leastByUse = time.Minute
+
+// notBefore returns the end that a caller may give a box in place of a present one, was.
+func (l *lifetimes) notBefore(ctx context.Context, b *state.Box, end, was time.Time, now lease.Now) time.Time {
+	if api.CallerOf(ctx).Role != api.RoleBox || b.RenewedAt == 0 || b.Record.OnEnd != api.EndPause || end.IsZero() {
+		return end
+	}
+	if least := now.Wall.Add(b.RenewedAt + leastByUse - now.Since); end.Before(least) && end.Before(was) {
+		if least.Before(was) {
+			return least
+		}
+		return was
+	}
+	return end
+}
 
 // renew gives a box that was paused at its end a new time to live: the last one that it was given. It is called before the box is
 // resumed, so that no box runs without an end that should have one. The caller holds the lock of b.
@@ -234,7 +248,7 @@ func (l *lifetimes) renew(ctx context.Context, b *state.Box) error {
 	}
 	now := l.now()
 	ttl := cmp.Or(b.Record.TTL, api.MaxTTL)
-	if caller == (api.Caller{}) {
+	if caller == (api.Caller{}) || caller.Role == api.RoleBox {
 		ttl = max(ttl, leastByUse)
 	}
 	if l.bounds(ctx) {
@@ -245,7 +259,7 @@ func (l *lifetimes) renew(ctx context.Context, b *state.Box) error {
 	if err := l.records.Update(record); err != nil {
 		return change.NotStored(l.log, "the new end of the box could not be stored, and it was not resumed", err)
 	}
-	b.Record = record
+	b.Record, b.RenewedAt = record, max(1, now.Since)
 	l.keep(b)
 	return nil
 }
@@ -393,6 +407,7 @@ func (l *lifetimes) set(ctx context.Context, id policy.BoxID, to api.Lifetime) (
 	}
 	end, err := endAfter(was, to, now.Wall)
 	if err == nil {
+		end = l.notBefore(ctx, b, end, was, now)
 		err = l.permit(ctx, end, was, now.Wall)
 	}
 	if err != nil {

@@ -445,6 +445,7 @@ func TestPauseAtTheEndIsBounded(t *testing.T) {
 			{2 * time.Hour, time.Hour, time.Hour, ""}, {2 * time.Hour, time.Hour, time.Hour, api.RoleCreator}, {2 * time.Hour, time.Hour, 2 * time.Hour, api.RoleAdmin},
 			{time.Minute, time.Hour, time.Minute, ""}, {time.Second, time.Hour, time.Minute, ""}, {time.Second, 30 * time.Second, 30 * time.Second, ""},
 			{time.Second, time.Hour, time.Second, api.RoleCreator}, {0, 0, api.MaxTTL, ""}, {0, time.Hour, time.Hour, ""},
+			{time.Second, time.Hour, time.Minute, api.RoleBox}, {2 * time.Minute, time.Hour, 2 * time.Minute, api.RoleBox},
 		} {
 			e := newEnds(t, c.ttl)
 			e.most = c.most
@@ -465,6 +466,46 @@ func TestPauseAtTheEndIsBounded(t *testing.T) {
 			t.Error("a box that could not be created is kept")
 		}
 	})
+}
+
+// TestKeyOfABoxThatEndsAndResumesIt: a key for one box that brings the end of its box forward and resumes it, by itself or by a visitor, in turn
+// pauses it once a minute. It can shorten an end that is far.
+func TestKeyOfABoxThatEndsAndResumesIt(t *testing.T) {
+	t.Parallel()
+	for _, by := range []api.Role{api.RoleBox, ""} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnds(t, time.Hour)
+			e.box.Lock()
+			e.box.Record.OnEnd, e.box.Record.AutoResume, e.box.Record.ExpiresAt = api.EndPause, true, e.stored.ExpiresAt
+			e.box.Unlock()
+			ofBox := api.WithCaller(t.Context(), api.Caller{Role: api.RoleBox, Key: "key_1", Box: "b1"})
+			resume := t.Context()
+			if by != "" {
+				resume = ofBox
+			}
+			began := time.Now()
+			for time.Since(began) < 10*time.Minute {
+				if _, _, err := e.set(ofBox, "b1", api.Lifetime{TTL: time.Second}); err != nil && !errors.Is(err, api.ErrConflict) && !errors.Is(err, api.ErrForbidden) { // it is paused, or ends sooner
+					t.Fatal(err)
+				}
+				time.Sleep(2 * time.Second)
+				e.box.Lock()
+				if e.box.Record.PausedAtEnd {
+					if err := e.renew(resume, e.box); err != nil {
+						t.Error(err)
+					}
+					e.box.Status = api.StatusIdle
+				}
+				e.box.Unlock()
+			}
+			if n := len(e.paused); n < 2 || n > 11 {
+				t.Errorf("resumed by %q: %d pauses in ten minutes", by, n)
+			}
+			e.box.Lock()
+			e.forget(e.box)
+			e.box.Unlock()
+		})
+	}
 }
 
 // TestWhoMayKeepABox: keys for one box can neither have it paused at its end nor resumed by its use, but can take that back.

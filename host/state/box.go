@@ -59,15 +59,16 @@ type Box struct {
 	HeadersVersion uint64
 	Hosted         api.Hosted
 	Status         api.Status
-	Problem        string      // the reason for Status error
-	FilledDisk     bool        // paused because it filled the disk
-	Ended          bool        // in state error because its first process has ended; it can be started again
-	RatesChangedAt time.Time   // last rate change by a key without the role admin
-	Expiry         *time.Timer // deletes the box at its end; nil: never
-	Starts         uint64      // number of times its first process was started or recovered
-	Rooted         bool        // it was started last with launcher.root
-	Alone          bool        // the global header rules do not apply to it; set before it is compiled
-	Deleting       bool        // its deletion has begun: no further steps create anything for it
+	Problem        string        // the reason for Status error
+	FilledDisk     bool          // paused because it filled the disk
+	Ended          bool          // in state error because its first process has ended; it can be started again
+	RatesChangedAt time.Time     // last rate change by a key without the role admin
+	Expiry         *time.Timer   // deletes the box at its end; nil: never
+	RenewedAt      time.Duration // on the boot clock, when it got a new end as it was resumed; 0: not since the gateway's start
+	Starts         uint64        // number of times its first process was started or recovered
+	Rooted         bool          // it was started last with launcher.root
+	Alone          bool          // the global header rules do not apply to it; set before it is compiled
+	Deleting       bool          // its deletion has begun: no further steps create anything for it
 	Deleted        bool
 }
 
