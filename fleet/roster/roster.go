@@ -279,7 +279,7 @@ func (r Roster) LeaveStopped(ctx context.Context, id fleet.Identity) error {
 			return ErrNotMember
 		}
 		answer, err := r.Client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(host), "=", revision), clientv3.Compare(clientv3.CreateRevision(present), "=", 0)).
-			Then(clientv3.OpDelete(host), clientv3.OpDelete(k.Wrap(id.Host)), clientv3.OpDelete(k.Claims(id.Host))).Else(clientv3.OpGet(present, clientv3.WithCountOnly())).Commit()
+			Then(clientv3.OpDelete(host), clientv3.OpDelete(k.Wrap(id.Host)), clientv3.OpDelete(k.Claims(id.Host)), clientv3.OpPut(k.Left(), id.Host)).Else(clientv3.OpGet(present, clientv3.WithCountOnly())).Commit()
 		switch {
 		case err != nil:
 			return fleet.Unreachable(ctx, err)
@@ -296,7 +296,7 @@ func (r Roster) LeaveStopped(ctx context.Context, id fleet.Identity) error {
 func (r Roster) Leave(ctx context.Context, host string) error {
 	k := r.keys()
 	answer, err := r.Client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(k.Host(host)), ">", 0)).
-		Then(clientv3.OpGet(k.Presence(host)), clientv3.OpDelete(k.Host(host)), clientv3.OpDelete(k.Wrap(host)), clientv3.OpDelete(k.Claims(host)), clientv3.OpDelete(k.Presence(host))).Commit()
+		Then(clientv3.OpGet(k.Presence(host)), clientv3.OpDelete(k.Host(host)), clientv3.OpDelete(k.Wrap(host)), clientv3.OpDelete(k.Presence(host)), clientv3.OpDelete(k.Claims(host)), clientv3.OpPut(k.Left(), host)).Commit()
 	if err != nil {
 		return fleet.Unreachable(ctx, err)
 	}

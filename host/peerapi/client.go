@@ -99,7 +99,10 @@ func holderOf(ctx context.Context, address string) holder {
 
 // NewClient returns a client without connections.
 func NewClient(f *node.Node, log *zap.Logger) *Client {
-	c := &Client{fleet: f, log: log, streams: map[string]*streams{}}
+	c := &Client{fleet: f, log: log, streams: map[string]*streams{}, lookups: make(chan struct{}, mostLookups)}
+	c.find = func(ctx context.Context, name string) (directory.Owner, bool, error) {
+		return f.Directory().Find(ctx, name)
+	}
 	c.transport = &http.Transport{
 		DialTLSContext: c.dial, DisableCompression: true, IdleConnTimeout: idleTimeout, MaxIdleConns: 1024, MaxIdleConnsPerHost: 64, MaxResponseHeaderBytes: 64 << 10,
 	}

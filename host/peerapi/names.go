@@ -24,8 +24,6 @@ const (
 	syncTimeout  = 30 * time.Second
 	// conflictEvery is the time between two attempts to claim the name of a box that another one has.
 	conflictEvery = time.Minute
-	// lateTime is longer than a member of etcd holds a write back whose client has given up.
-	lateTime = 30 * time.Second
 )
 
 // Directory is the part of the fleet that Names uses; implemented by [boxgate/fleet/node.Node].
@@ -42,6 +40,7 @@ type Names struct {
 	boxes func() map[string]directory.Entry // the boxes of this host by ID
 	log   *zap.Logger
 
+	seen      node.Epoch    // of known; used by sync alone
 	beginning chan struct{} // held during a Begin of the directory
 
 	mu        sync.Mutex
@@ -84,7 +83,7 @@ func (n *Names) Claim(ctx context.Context, id policy.BoxID, name string, labels 
 		done()
 		return nil, api.Errorf(api.ErrConflict, "a box named %q exists already in the fleet", name)
 	}
-	n.doubt()
+	n.unknown()
 	if must {
 		done()
 		return nil, &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "the name of the box could not be claimed, and nothing was made: the directory of the fleet does not answer, or this host is cut off from it"}
@@ -162,14 +161,6 @@ func (n *Names) unknown() {
 	n.epoch, n.known = 0, nil
 }
 
-// doubt is [Names.unknown] after a write without an answer, which may have been made, or be made later: a name would otherwise stay taken by a
-// box that does not exist.
-func (n *Names) doubt() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.known, n.doubtful = nil, time.Now().Add(lateTime)
-}
-
 // forget remembers that the directory does not have a box.
 func (n *Names) forget(box string) {
 	n.mu.Lock()
@@ -220,9 +211,9 @@ func (n *Names) sync(ctx context.Context) error {
 		n.unknown()
 		return nil
 	}
-	if epoch := n.fleet.Epoch(); epoch != n.epoch { // also after a fence that was too short to be seen
+	if epoch := n.fleet.Epoch(); epoch != n.seen { // also after a fence that was too short to be seen
 		n.unknown()
-		n.epoch = epoch
+		n.seen = epoch
 	}
 	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
@@ -300,7 +291,7 @@ func (n *Names) put(ctx context.Context, d directory.Directory, box string, e di
 	err := d.Put(ctx, box, e)
 	if !errors.Is(err, directory.ErrNameTaken) {
 		if err != nil {
-			n.doubt()
+			n.unknown()
 			return err
 		}
 		n.forget(box)
@@ -313,7 +304,7 @@ func (n *Names) put(ctx context.Context, d directory.Directory, box string, e di
 	n.mu.Unlock()
 	e.Name = ""
 	if err := d.Put(ctx, box, e); err != nil {
-		n.doubt()
+		n.unknown()
 		return err
 	}
 	n.note(box, e)

@@ -44,6 +44,9 @@ func newServeCommand(o *cli.Options) *cobra.Command {
 		Short: "Run the gateway in the foreground",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := unblockSignals(); err != nil {
+				return err
+			}
 			kept := systemd.Kept() // first, because anything started earlier could inherit the descriptors
 			ctx := cmd.Context()
 			if untilEOF {
@@ -66,6 +69,32 @@ func newServeCommand(o *cli.Options) *cobra.Command {
 	cmd.Flags().BoolVar(&noWatch, "no-watch", false, "do not restore kernel rules that other programs change (for tests)")
 	_ = cmd.Flags().MarkHidden("no-watch")
 	return cmd
+}
+
+// unblockedVariable marks a process that unblockSignals has started.
+const unblockedVariable = "BOXGATE_SIGNALS_UNBLOCKED"
+
+// unblockSignals executes this program again without blocked signals, if it was started with some. Each thread, and each process that it starts,
+// inherits them, such as a runtime and its commands in boxes.
+func unblockSignals() error {
+	runtime.LockOSThread() // exec keeps the mask of the thread
+	defer runtime.UnlockOSThread()
+	var blocked unix.Sigset_t
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, nil, &blocked); err != nil {
+		return fmt.Errorf("the blocked signals: %w", err)
+	}
+	again := os.Getenv(unblockedVariable) != ""
+	if err := os.Unsetenv(unblockedVariable); err != nil || blocked == (unix.Sigset_t{}) || again {
+		return err
+	}
+	program, err := os.Executable()
+	if err == nil {
+		err = unix.PthreadSigmask(unix.SIG_SETMASK, &unix.Sigset_t{}, nil)
+	}
+	if err == nil {
+		err = unix.Exec(program, os.Args, append(os.Environ(), unblockedVariable+"=1"))
+	}
+	return fmt.Errorf("signals are blocked, and the program could not be executed again without that: %w", err)
 }
 
 // endsWithInput returns a context that ends with r, so that a gateway started by a demo or a test does not outlive it.

@@ -3,9 +3,12 @@ package command
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,7 +24,16 @@ import (
 // dyingVariable turns this test binary into a process that logs to standard error and ends by the signal with that name.
 const dyingVariable = "BOXGATE_COMMAND_TEST_SIGNAL"
 
+// maskVariable turns this test binary into a process that prints the signals which its children find blocked.
+const maskVariable = "BOXGATE_COMMAND_TEST_MASK"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(maskVariable) != "" {
+		err := unblockSignals()
+		out, cerr := exec.Command("grep", "SigBlk", "/proc/self/status").CombinedOutput()
+		fmt.Print(string(out), errors.Join(err, cerr), os.Getenv(unblockedVariable))
+		os.Exit(0)
+	}
 	if name := os.Getenv(dyingVariable); name != "" {
 		logAndDie(unix.SignalNum(name))
 	}
@@ -43,6 +55,29 @@ func logAndDie(s syscall.Signal) {
 	audit.New(audit.Options{Lines: out}).Record(audit.Event{Name: "last.example.com", Verdict: policy.Allow})
 	_ = unix.Kill(unix.Getpid(), s)
 	select {}
+}
+
+// Programs that the gateway starts find no signal blocked, whatever it was started with.
+func TestSignalsAreNotBlocked(t *testing.T) {
+	t.Parallel()
+	for _, blocked := range [][]unix.Signal{nil, {unix.SIGHUP, unix.SIGUSR2, unix.SIGALRM, 40}} {
+		cmd := exec.CommandContext(t.Context(), os.Args[0])
+		cmd.Env = append(os.Environ(), maskVariable+"=1")
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		ended := make(chan error)
+		go func() {
+			runtime.LockOSThread() // the thread ends with the goroutine
+			mask := unix.Sigset_t{}
+			for _, s := range blocked {
+				mask.Val[(s-1)/64] |= 1 << ((s - 1) % 64)
+			}
+			ended <- errors.Join(unix.PthreadSigmask(unix.SIG_SETMASK, &mask, nil), cmd.Run())
+		}()
+		if err := <-ended; err != nil || out.String() != "SigBlk:\t0000000000000000\n<nil>" {
+			t.Errorf("started with %v blocked: %v, %q", blocked, err, out.String())
+		}
+	}
 }
 
 // Whatever signal ends the gateway, its log is complete, and the signal keeps its default effect, including the dump of
