@@ -89,6 +89,35 @@ func TestHostOfAnEarlierVersion(t *testing.T) {
 	}
 }
 
+// TestCurrentWhileAKindIsApplied: requests do not wait until a change is applied, which may take long, and the host has not acknowledged it
+// until then. A first listing that is still being applied is not current.
+func TestCurrentWhileAKindIsApplied(t *testing.T) {
+	t.Parallel()
+	m := newMirror(keysOfTest, []Kind{Policies}, zap.NewNop())
+	begun, end := make(chan struct{}), make(chan struct{})
+	m.Attach(map[Kind]Apply{Policies: func(map[string][]byte) error {
+		begun <- struct{}{}
+		<-end
+		return nil
+	}})
+	for revision := int64(1); revision < 3; revision++ {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			m.Follow(watch.Change{Revision: revision, Listed: revision == 1, Set: []watch.Entry{{Key: prefixOf(keysOfTest, Policies) + "k", Value: []byte("v")}}})
+		}()
+		<-begun
+		if applied, touched, _ := m.state(); m.Current() != (revision > 1) || applied >= revision || touched >= revision {
+			t.Errorf("while revision %d is applied: current %v, applied %d, acknowledged %d", revision, m.Current(), applied, touched)
+		}
+		end <- struct{}{}
+		<-done
+		if applied, _, _ := m.state(); !m.Current() || applied != revision {
+			t.Errorf("revision %d was applied: current %v, applied %d", revision, m.Current(), applied)
+		}
+	}
+}
+
 // TestOneKindFails: a kind that cannot be applied does not delay the others, but the host is not current, and acknowledges nothing, until all
 // are applied. A kind that the host has not attached counts as one that cannot be applied.
 func TestOneKindFails(t *testing.T) {

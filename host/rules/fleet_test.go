@@ -272,8 +272,8 @@ func TestPolicyThatCannotBeInForce(t *testing.T) {
 	}
 }
 
-// TestPolicyOfTheFleetOnAFullDisk: a host whose store takes no change is behind, with all boxes under the old policy, and does not close
-// them; when it has room again the change is in force.
+// TestPolicyOfTheFleetForAllOrNone: if one box fails to take a change, all boxes of the host keep the old policy, and the host is behind.
+// The next attempt changes all of them.
 func TestPolicyOfTheFleetForAllOrNone(t *testing.T) {
 	t.Parallel()
 	f, hosts := newFleet(t, 1)
