@@ -21,7 +21,7 @@ import (
 	"boxgate/policy"
 )
 
-// fleetWeb is the policy of the fleet of these tests.
+// Paths of the named policy of these tests, as one of a host and of the fleet.
 const (
 	namedWeb = "/v2/box/settings/network-policies/web"
 	fleetWeb = namedWeb + "?fleet=true"
@@ -287,5 +287,50 @@ func TestPolicyOfAFleetOnAFencedHost(t *testing.T) {
 	stopped.isShut("after the start of a host that was stopped", time.Now())
 	if p := c.named(); p.Version != 2 || p.Policy.Mode != policy.ModeDenyAll {
 		t.Errorf("on the host that was stopped: %+v", p)
+	}
+}
+
+// TestPolicyOfAFleetThroughFaults: a host fails or dies at each step of a change that another host makes. The change is answered when it has it
+// in force after all, or when its lease has ended; then it has it at its next start. Both boxes that follow the policy have the old
+// version or both the new one.
+func TestPolicyOfAFleetThroughFaults(t *testing.T) {
+	t.Parallel()
+	etcd := etcdtest.Start(t)
+	a := member(t, nil, []string{etcd.Endpoint()}, nil)
+	b := &host{World: harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
+		c.Fleet = config.Fleet{Name: "test", Endpoints: []string{etcd.Endpoint()}}
+	}})}
+	b.Env = append(b.Env, harness.FaultsFile+"="+b.FaultsPath())
+	b.become(a.command(0, "", "fleet", "token"), "fleet", "join", "--token-file", "-")
+	a.share(open)
+	follows := map[string]any{"named": "web"}
+	f, second := b.floodFrom(follows), b.Create(map[string]any{"network_policy": follows})
+	modes := func(want policy.Mode) {
+		t.Helper()
+		for _, box := range []string{f.box, second} {
+			var now struct{ Mode policy.Mode }
+			if err := b.Client.Get(t.Context(), api.BoxPath(box, "config/network-policy"), &now); err != nil || now.Mode != want {
+				t.Errorf("box %s: %s, want %s; %v", box, now.Mode, want, err)
+			}
+		}
+	}
+	for _, fault := range []struct{ kind, step string }{
+		{harness.FaultError, "change: staged"}, {harness.FaultPanic, "change: staged"}, {harness.FaultError, "named policy: one box has it"}, {harness.FaultPanic, "named policy: one box has it"},
+		{harness.FaultError, "change: in force"}, {harness.FaultDie, "named policy: one box has it"},
+	} {
+		what := fault.kind + " at " + fault.step
+		f.flows(what)
+		b.Arm(fault.kind, fault.step)
+		answered := a.share(shut)
+		b.MustReachStep(what)
+		if fault.kind == harness.FaultDie {
+			b.AwaitExit(what)
+			b.StartIfStopped()
+			answered = time.Now()
+		}
+		modes(policy.ModeDenyAll)
+		f.isShut(what, answered)
+		a.share(open)
+		modes(policy.ModeCustom)
 	}
 }
