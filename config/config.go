@@ -219,6 +219,7 @@ func Default() Config {
 		},
 		Policy:     defaultPolicies(),
 		Kubernetes: defaultKubernetes(),
+		Fleet:      Fleet{Placement: PlacementHere},
 		Metrics:    Metrics{Listen: "127.0.0.1:9600", PerBox: PerBox{Max: 100}, OTLP: defaultMetricsOTLP()},
 		Log:        Log{Level: "info", Format: "auto", History: Bounds{Days: 7, Size: 256 << 20}, Observations: Bounds{Days: 7, Size: 64 << 20}, Export: defaultExport()},
 		Drain:      5 * time.Minute,

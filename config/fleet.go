@@ -14,6 +14,7 @@ type Fleet struct {
 	TLS       FleetTLS `yaml:"tls"`
 	Advertise string   `yaml:"advertise"` // IP address and port of this host for the other hosts, on which it listens; empty: none
 	Domain    string   `yaml:"domain"`    // of the public URLs of all hosts
+	Placement string   `yaml:"placement"` // of new boxes whose client does not choose: [PlacementHere] or [PlacementSpread]
 	Ingress   string   `yaml:"ingress"`   // address and port at which the other hosts reach ingress.https; empty: public URLs are not passed on
 }
 
@@ -23,6 +24,15 @@ type FleetTLS struct {
 	CertFile string `yaml:"cert_file"` // PEM certificate of this client of etcd
 	KeyFile  string `yaml:"key_file"`
 }
+
+// The placements of new boxes.
+const (
+	PlacementHere   = "here"   // on the host that is asked
+	PlacementSpread = "spread" // on the emptier of two hosts of the fleet
+)
+
+// Spreads reports whether new boxes are spread over the hosts of the fleet.
+func (f Fleet) Spreads() bool { return f.Enabled() && f.Placement == PlacementSpread }
 
 // MaxFleetEndpoints is the maximum number of endpoints of etcd.
 const MaxFleetEndpoints = 16
@@ -36,7 +46,7 @@ func (f Fleet) Enabled() bool { return f.Name != "" }
 // check finds settings that no host of a fleet can have.
 func (f Fleet) check(fail func(key, format string, args ...any)) {
 	if !f.Enabled() {
-		if len(f.Endpoints) > 0 || f.TLS != (FleetTLS{}) || f.Advertise != "" || f.Domain != "" || f.Ingress != "" {
+		if len(f.Endpoints) > 0 || f.TLS != (FleetTLS{}) || f.Advertise != "" || f.Domain != "" || f.Ingress != "" || f.Placement == PlacementSpread {
 			fail("fleet.name", "is not set, so the other keys of fleet have no effect; set it, or remove fleet")
 		}
 		return
@@ -56,6 +66,9 @@ func (f Fleet) check(fail func(key, format string, args ...any)) {
 	}
 	if at, err := netip.ParseAddrPort(f.Advertise); f.Advertise != "" && (err != nil || at.Port() == 0 || at.Addr().IsUnspecified() || at.Addr().IsMulticast() || at.Addr().Zone() != "") {
 		fail("fleet.advertise", "%q is not an address of this host with a port, such as 10.0.0.5:8700 or [fd00::5]:8700", f.Advertise)
+	}
+	if f.Placement != "" && f.Placement != PlacementHere && f.Placement != PlacementSpread {
+		fail("fleet.placement", "%q is not a placement of boxes; use %s or %s", f.Placement, PlacementHere, PlacementSpread)
 	}
 	// Without routing of URLs this has no effect.
 	if f.Domain != "" {

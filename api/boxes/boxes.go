@@ -15,6 +15,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/access"
+	"boxgate/api/elsewhere"
 	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
@@ -92,9 +93,9 @@ type Endpoints struct {
 	Samples   Samples
 	History   *history.History
 	Bodies    strict.Bodies
-	Secrets   access.Secrets // that header rules may refer to
-	Meters    llm.Meters     // of the servers of agents' models
-	Others    Others         // nil: there is no fleet
+	Secrets   access.Secrets  // that header rules may refer to
+	Meters    llm.Meters      // of the servers of agents' models
+	Others    elsewhere.Hosts // nil: there is no fleet
 }
 
 // Routes lists the endpoints.
@@ -146,7 +147,7 @@ func (e *Endpoints) listBoxes(w http.ResponseWriter, r *http.Request) (rest.Repl
 			views = append(views, viewFor(caller, b))
 		}
 	}
-	if e.Others != nil && r.Header[access.PeerHeader] == nil {
+	if elsewhere.Whole(e.Others, r) {
 		return rest.Reply{Body: e.withOthers(w, r, views, filter)}, nil
 	}
 	return rest.Reply{Body: views}, nil
@@ -209,26 +210,23 @@ func (e *Endpoints) deleteBoxes(w http.ResponseWriter, r *http.Request) (rest.Re
 	if len(body.IDs) == 0 || len(body.IDs) > 1000 {
 		return rest.Reply{}, problem.Invalid("/ids", "must name 1 to 1000 boxes")
 	}
-	var boxes []api.Box
-	var unknown []string
-	for _, id := range body.IDs {
-		box, err := rest.FindBox(r.Context(), e.Boxes, id)
-		switch {
-		case errors.Is(err, api.ErrNotFound):
-			unknown = append(unknown, strconv.Quote(problem.Clip(id)))
-		case err != nil:
-			return rest.Reply{}, err
-		default:
-			boxes = append(boxes, box)
-		}
+	found, err := e.choose(r, body.IDs)
+	if err != nil {
+		return rest.Reply{}, err
 	}
-	if len(unknown) > 0 {
-		return rest.Reply{}, api.Errorf(api.ErrNotFound, "nothing was deleted: no box has the ID or name %s", strings.Join(unknown, ", "))
+	gone, err := e.deleteElsewhere(r.Context(), found.others)
+	if err != nil {
+		return rest.Reply{}, err
 	}
-	return e.deleteAll(r, boxes)
+	reply, err := e.deleteAll(r, found.own, gone...)
+	if err != nil && len(gone) > 0 {
+		err = api.Errorf(api.ErrUnavailable, "not all boxes were deleted. Deleted: %d boxes of other hosts. Perhaps not deleted: boxes of the host that was asked: %v", len(gone), err)
+	}
+	return reply, err
 }
 
-func (e *Endpoints) deleteAll(r *http.Request, boxes []api.Box) (rest.Reply, error) {
+// deleteAll deletes boxes of this host. elsewhere are boxes that other hosts have deleted for the same call.
+func (e *Endpoints) deleteAll(r *http.Request, boxes []api.Box, elsewhere ...policy.BoxID) (rest.Reply, error) {
 	deleted := deletedView{Deleted: []policy.BoxID{}}
 	for _, box := range boxes {
 		// A box that no longer exists, or was listed twice, counts as deleted.
@@ -237,6 +235,7 @@ func (e *Endpoints) deleteAll(r *http.Request, boxes []api.Box) (rest.Reply, err
 		}
 		deleted.Deleted = append(deleted.Deleted, box.ID)
 	}
+	deleted.Deleted = append(deleted.Deleted, elsewhere...)
 	what := map[string]any{"deleted": deleted.Deleted}
 	if names := namesOf(boxes); len(names) > 0 {
 		what["names"] = names

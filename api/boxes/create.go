@@ -288,8 +288,8 @@ func (e *Endpoints) createBox(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err := rest.Query(r, &query); err != nil {
 		return rest.Reply{}, err
 	}
-	if p := query.Placement; p != "" && p != "here" && p != PlacementSpread {
-		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, "query parameter %q must be here or %s", "placement", PlacementSpread)
+	if p := query.Placement; p != "" && p != PlacementHere && p != PlacementSpread {
+		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, "query parameter %q must be %s or %s", "placement", PlacementHere, PlacementSpread)
 	}
 	return e.create(w, r, &createBody{meters: e.Meters})
 }

@@ -4,68 +4,87 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"boxgate/api"
+	"boxgate/api/elsewhere"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
 	"boxgate/policy"
 )
 
-// Others lists the boxes of the other hosts of the fleet; implemented by [boxgate/host/peerapi].
-type Others interface {
-	// List asks the other hosts for their boxes, with the key and the query of a request, for a bounded time.
-	List(ctx context.Context, query string) Listed
-}
-
-// Listed are the boxes of other hosts.
-type Listed struct {
-	Boxes  []json.RawMessage // as those hosts show them to the caller
-	Silent []SilentHost      // hosts that did not answer
-}
-
-// SilentHost is a host that did not answer, with its boxes in the directory.
-type SilentHost struct {
-	ID    string
-	Boxes []api.Box // IDs, names and labels only; empty unless the caller is of [SeesAll]
-}
-
-// SilentHeader is the header of a list of boxes with the IDs of the hosts that did not answer.
-const SilentHeader = "Boxgate-Unreachable-Hosts"
-
-// PlacementSpread is the placement of a new box on the emptier of two hosts of the fleet.
-const PlacementSpread = "spread"
+// The placements of a new box in a fleet.
+const (
+	PlacementHere   = "here"   // on the host that is asked
+	PlacementSpread = "spread" // on the emptier of two hosts
+)
 
 // createQuery places a new box.
 type createQuery struct {
-	Placement string `json:"placement,omitempty" doc:"the host for the box in a fleet: this one, or the emptier of two random ones; absent: here" enum:"here spread" example:"spread"`
+	Placement string `json:"placement,omitempty" doc:"the host for the box in a fleet: this one, or the emptier of two random ones; absent: fleet.placement of the configuration" enum:"here spread" example:"spread"`
+}
+
+// listed is a box in a list.
+type listed struct {
+	createdAt int64 // Unix seconds; 0: not known
+	view      any
 }
 
 // withOthers adds the boxes of other hosts to the list, oldest first. If a host did not answer, callers who see every box see
 // its entries in the directory, with status unreachable. For others it is not known which of them they see.
 func (e *Endpoints) withOthers(w http.ResponseWriter, r *http.Request, own []boxView, filter api.BoxFilter) []any {
-	all := make([]any, 0, len(own))
+	all := make([]listed, 0, len(own))
 	for _, v := range own {
-		all = append(all, v)
-	}
-	listed, caller := e.Others.List(r.Context(), r.URL.RawQuery), api.CallerOf(r.Context())
-	for _, v := range listed.Boxes {
-		all = append(all, v)
+		all = append(all, listed{v.CreatedAt, v})
 	}
 	var silent []string
-	for _, host := range listed.Silent {
-		silent = append(silent, host.ID)
-		for _, b := range host.Boxes {
-			if SeesAll(caller) && len(filter.Metadata) == 0 && (filter.Label == "" || slices.Contains(b.Labels, filter.Label)) {
-				all = append(all, unreachableView{b.ID, api.CustomerID, b.Name, orEmpty(b.Labels), api.StatusUnreachable, host.ID})
-			}
+	for _, a := range e.Others.Ask(r.Context(), elsewhere.Call{Method: http.MethodGet, Path: "/v2/box", Query: r.URL.RawQuery}) {
+		var list []json.RawMessage
+		if a.Decode(&list) == nil {
+			all = append(all, listedOf(list)...)
+			continue
+		}
+		silent = append(silent, a.Host)
+		all = append(all, e.unreachable(r, a.Host, filter)...)
+	}
+	elsewhere.NameSilent(w, silent)
+	slices.SortStableFunc(all, func(a, b listed) int { return cmp.Compare(a.createdAt, b.createdAt) })
+	views := make([]any, 0, len(all))
+	for _, b := range all {
+		views = append(views, b.view)
+	}
+	return views
+}
+
+// listedOf returns the boxes of a list as another host shows them.
+func listedOf(list []json.RawMessage) (out []listed) {
+	for _, v := range list {
+		var has struct {
+			CreatedAt int64 `json:"created_at"`
+		}
+		_ = json.Unmarshal(v, &has) // 0 then
+		out = append(out, listed{has.CreatedAt, v})
+	}
+	return out
+}
+
+// unreachable returns the boxes of a host that did not answer, if the caller sees them.
+func (e *Endpoints) unreachable(r *http.Request, host string, filter api.BoxFilter) (out []listed) {
+	if !seesAll(api.CallerOf(r.Context())) || len(filter.Metadata) > 0 {
+		return nil
+	}
+	for _, b := range e.Others.Listed(r.Context(), host) {
+		if filter.Label == "" || slices.Contains(b.Labels, filter.Label) {
+			out = append(out, listed{0, unreachableView{b.ID, api.CustomerID, b.Name, orEmpty(b.Labels), api.StatusUnreachable, host}})
 		}
 	}
-	if len(silent) > 0 {
-		w.Header().Set(SilentHeader, strings.Join(silent, ", "))
-	}
-	slices.SortStableFunc(all, func(a, b any) int { return cmp.Compare(createdAt(a), createdAt(b)) })
-	return all
+	return out
 }
 
 // SeesAll reports whether a caller sees the boxes of every creator.
@@ -81,17 +100,99 @@ type unreachableView struct {
 	Host       string       `json:"host"`
 }
 
-// createdAt returns when a listed box was created, in Unix seconds; 0: that is not known.
-func createdAt(v any) int64 {
-	switch v := v.(type) {
-	case boxView:
-		return v.CreatedAt
-	case json.RawMessage:
-		var has struct {
-			CreatedAt int64 `json:"created_at"`
+// deleteTime bounds the deletion of boxes by other hosts.
+const deleteTime = 10 * time.Minute
+
+// chosen are boxes that a call deletes.
+type chosen struct {
+	own    []api.Box
+	others map[string][]string // IDs or names by host
+}
+
+// choose finds the boxes of a call. Nothing has been deleted if it fails.
+func (e *Endpoints) choose(r *http.Request, ids []string) (c chosen, err error) {
+	c.others = map[string][]string{}
+	var unknown []string
+	for _, id := range ids {
+		box, err := rest.FindBox(r.Context(), e.Boxes, id)
+		switch {
+		case err == nil:
+			c.own = append(c.own, box)
+			continue
+		case !errors.Is(err, api.ErrNotFound):
+			return c, err
 		}
-		_ = json.Unmarshal(v, &has) // 0 then
-		return has.CreatedAt
+		host := ""
+		if elsewhere.Whole(e.Others, r) {
+			if host, err = e.Others.Owner(r.Context(), id); err != nil {
+				return c, err
+			}
+		}
+		if host == "" {
+			unknown = append(unknown, id)
+		} else {
+			c.others[host] = append(c.others[host], id)
+		}
 	}
-	return 0
+	missing, err := e.missing(r.Context(), c.others)
+	if unknown = append(unknown, missing...); err == nil && len(unknown) > 0 {
+		for i, id := range unknown {
+			unknown[i] = strconv.Quote(problem.Clip(id))
+		}
+		err = api.Errorf(api.ErrNotFound, "nothing was deleted: no box has the ID or name %s", strings.Join(unknown, ", "))
+	}
+	return c, err
+}
+
+// missing returns the IDs and names that their hosts do not know, or do not show to the caller.
+func (e *Endpoints) missing(ctx context.Context, others map[string][]string) (missing []string, err error) {
+	if len(others) == 0 {
+		return nil, nil
+	}
+	lists := elsewhere.Call{Method: http.MethodGet, Path: "/v2/box", Bodies: map[string][]byte{}}
+	for host := range others {
+		lists.Bodies[host] = nil
+	}
+	for _, a := range e.Others.Ask(ctx, lists) {
+		var boxes []struct{ ID, Name string }
+		if err := a.Decode(&boxes); err != nil {
+			return nil, err
+		}
+		known := map[string]bool{}
+		for _, b := range boxes {
+			known[b.ID], known[b.Name] = true, true
+		}
+		for _, id := range others[a.Host] {
+			if !known[id] {
+				missing = append(missing, id)
+			}
+		}
+	}
+	return missing, nil
+}
+
+// deleteElsewhere lets each host delete its boxes, and returns the deleted ones. The error names the boxes of hosts that failed, which may be
+// deleted or not, and tells that others are.
+func (e *Endpoints) deleteElsewhere(ctx context.Context, others map[string][]string) (deleted []policy.BoxID, err error) {
+	if len(others) == 0 {
+		return nil, nil
+	}
+	call := elsewhere.Call{Method: http.MethodDelete, Path: "/v2/box", Bodies: map[string][]byte{}, Time: deleteTime}
+	for host, ids := range others {
+		if call.Bodies[host], err = json.Marshal(deleteBody{ids}); err != nil {
+			return nil, err
+		}
+	}
+	var failed []string
+	for _, a := range e.Others.Ask(ctx, call) {
+		var did deletedView
+		if err := a.Decode(&did); err != nil {
+			failed = append(failed, fmt.Sprintf("%s (%v)", strings.Join(others[a.Host], ", "), err))
+		}
+		deleted = append(deleted, did.Deleted...)
+	}
+	if len(failed) > 0 {
+		return deleted, api.Errorf(api.ErrUnavailable, "not all boxes were deleted. Deleted: %d boxes of other hosts. Not deleted: boxes of the host that was asked. Perhaps not deleted: %s", len(deleted), strings.Join(failed, "; "))
+	}
+	return deleted, nil
 }

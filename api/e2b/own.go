@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 )
@@ -54,6 +55,16 @@ func (a *answer) Write(b []byte) (int, error) {
 	return a.body.Write(b)
 }
 
+// ofThisHost returns a request whose calls of boxgate's own API concern this host alone, not the others of its fleet.
+func ofThisHost(r *http.Request) *http.Request {
+	if r.Header.Get(access.PeerHeader) != "" {
+		return r
+	}
+	r = r.Clone(r.Context())
+	r.Header.Set(access.PeerHeader, "none")
+	return r
+}
+
 // own makes a call of boxgate's own API for a request: in is the body, and out receives the response; both may
 // be nil. A refusal is a *failure.
 func (e *Endpoints) own(r *http.Request, method, path string, in, out any) error {
@@ -72,6 +83,9 @@ func (e *Endpoints) own(r *http.Request, method, path string, in, out any) error
 	call.Host, call.RemoteAddr, call.TLS, call.RequestURI = r.Host, r.RemoteAddr, r.TLS, path
 	if in != nil {
 		call.Header.Set("Content-Type", "application/json")
+	}
+	if host := r.Header.Get(access.PeerHeader); host != "" { // not sent on a second time
+		call.Header.Set(access.PeerHeader, host)
 	}
 	got := &answer{header: http.Header{}}
 	e.Own.ServeHTTP(got, call)

@@ -48,12 +48,15 @@ func (e *Endpoints) findTemplate(r *http.Request, id string) (template, error) {
 	if image.found {
 		return template{image: image.name}, nil
 	}
-	list, err := e.snapshots(r, "")
-	if err != nil && !hasStatus(err, http.StatusForbidden) { // the key may not list snapshots
-		return template{}, err
-	}
-	if i := slices.IndexFunc(list, func(s snapshotInfo) bool { return s.ID == id }); i >= 0 {
-		return template{snapshot: list[i]}, nil
+	var list []snapshotInfo
+	for _, from := range []*http.Request{ofThisHost(r), r} { // other hosts of a fleet are asked for names, and IDs that this one has not
+		var err error
+		if list, err = e.snapshots(from, ""); err != nil && !hasStatus(err, http.StatusForbidden) { // the key may not list snapshots
+			return template{}, err
+		}
+		if i := slices.IndexFunc(list, func(s snapshotInfo) bool { return s.ID == id }); i >= 0 {
+			return template{snapshot: list[i]}, nil
+		}
 	}
 	found, mine := template{}, creatorOf(r)
 	for _, s := range list { // oldest first
@@ -65,6 +68,12 @@ func (e *Endpoints) findTemplate(r *http.Request, id string) (template, error) {
 		return template{}, api.Errorf(api.ErrNotFound, "template %q not found: it is no image of this gateway and no snapshot of this API key", problem.Clip(id))
 	}
 	return found, nil
+}
+
+// Template finds the template of a new sandbox: an image, or a snapshot with its ID.
+func (e *Endpoints) Template(r *http.Request, id string) (snapshot string, isImage bool, err error) {
+	t, err := e.findTemplate(r, id)
+	return t.snapshot.ID, err == nil && t.snapshot.ID == "", err
 }
 
 // creatorOf returns the ID of the key of a request as boxgate's own API shows it for a creator.
@@ -382,5 +391,5 @@ func (e *Endpoints) deleteTemplate(_ http.ResponseWriter, r *http.Request) (int,
 	if t.snapshot.ID == "" {
 		return 0, nil, api.Errorf(api.ErrForbidden, "the template %s is an image of the gateway's configuration, which this API does not change", strconv.Quote(t.id()))
 	}
-	return http.StatusNoContent, nil, e.own(r, http.MethodDelete, boxPath(t.snapshot.BoxID, "snapshots", t.snapshot.ID), nil, nil)
+	return http.StatusNoContent, nil, e.own(r, http.MethodDelete, "/v2/box/snapshots", map[string][]string{"ids": {t.snapshot.ID}}, nil)
 }

@@ -56,16 +56,6 @@ func newDialect(a *API) (*dialect, error) {
 	return d, err
 }
 
-// own serves a call of this API that a call of the dialect consists of. The call of the dialect has been admitted, so only the
-// permissions of its key are checked, and the audit trail has an entry for it as for any other call.
-func (d *dialect) own(w http.ResponseWriter, r *http.Request) {
-	if _, pattern := d.api.mux.Handler(r); pattern == "" || d.api.public[pattern] {
-		d.api.answers.Fail(w, r, noRoute(d.api.mux, w, r))
-		return
-	}
-	d.api.mux.ServeHTTP(&rest.Writer{ResponseWriter: w}, r)
-}
-
 // serves reports whether a request is one of the dialect.
 func (d *dialect) serves(r *http.Request) bool {
 	return d != nil && (e2b.IsControl(r.URL.Path) || d.forSandbox(r))

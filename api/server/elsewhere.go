@@ -3,14 +3,16 @@ package server
 import (
 	"cmp"
 	"context"
+	"io"
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"boxgate/api"
 	"boxgate/api/access"
-	"boxgate/api/boxes"
 	"boxgate/api/e2b"
+	"boxgate/api/elsewhere"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/policy"
@@ -18,19 +20,16 @@ import (
 
 // Elsewhere reaches the other hosts of the fleet; implemented by [boxgate/host/peerapi].
 type Elsewhere interface {
-	// Owner returns the other host that has a box; "": none is known to. An ID names its host, and a name is looked up in the directory. The
-	// error is [problem.Unreachable] if the host is not a member, and an [api.ErrUnavailable] if the directory does not answer.
-	Owner(ctx context.Context, idOrName string) (host string, err error)
 	// Forward sends a request to a host, as it is, and its response to w. fail writes an error instead, if there is no response; it is
 	// [problem.Unreachable] if the host does not answer.
 	Forward(w http.ResponseWriter, r *http.Request, host string, fail func(error))
-	// Place returns the host for a new box, by the free hosts of the fleet; "": this one.
-	Place(ctx context.Context) (host string, err error)
-	boxes.Others
+	// Place returns hosts for a new box, by the free hosts of the fleet, the best one first; "": this one.
+	Place(ctx context.Context) (hosts []string, err error)
+	elsewhere.Hosts
 }
 
-// others returns the boxes of other hosts; nil without a fleet.
-func (a *API) others() boxes.Others {
+// others returns the other hosts, for endpoints that ask several; nil without a fleet.
+func (a *API) others() elsewhere.Hosts {
 	if a.Elsewhere == nil {
 		return nil
 	}
@@ -46,34 +45,31 @@ func (a *API) servedElsewhere(w *rest.Writer, r *http.Request, pattern string) b
 	if !a.mayLeave(r) {
 		return false
 	}
+	fail := func(err error) { a.answers.Fail(w, r, err) }
+	switch a.ids[pattern] {
+	case "createBox":
+		return a.spread(w, r, r, r.URL.Query().Get("placement"), fail) // the endpoint refuses other values
+	case "createBoxFromSnapshot":
+		return a.createdElsewhere(w, r, r, "snapshot_id", fail)
+	}
 	host, err := a.hostFor(r, pattern)
 	if err != nil {
 		a.recordRefusal(r, pattern, err)
 	}
-	return a.forwarded(w, r, host, err, func(err error) { a.answers.Fail(w, r, err) })
+	return a.forwarded(w, r, host, err, fail)
 }
 
-// hostFor returns the other host that serves a request: the owner of its box, or the one that is chosen for a new box, if the caller asks for
-// that. It returns "" for a request that this host serves.
+// hostFor returns the other host that serves a request, the owner of its box; "": this host serves it.
 func (a *API) hostFor(r *http.Request, pattern string) (host string, err error) {
 	_, path, _ := strings.Cut(pattern, " ")
-	switch {
-	case a.ids[pattern] == "createBox" && r.URL.Query().Get("placement") == boxes.PlacementSpread: // the endpoint refuses other values
-		if err := cmp.Or(access.MayElsewhere(r.Context(), "createBox", ""), leaves(r)); err != nil {
-			return "", err
-		}
-		return a.Elsewhere.Place(r.Context())
-	case path == belowBox || strings.HasPrefix(path, belowBox+"/"):
-		id := segment(r, 3)
-		if access.MayElsewhere(r.Context(), a.ids[pattern], id) != nil {
-			return "", nil // this host refuses it as well, without a look-up
-		}
-		if host, err = a.ownerOf(r.Context(), id); err == nil && host != "" {
-			err = leaves(r)
-		}
-		return host, err
+	if path != belowBox && !strings.HasPrefix(path, belowBox+"/") {
+		return "", nil
 	}
-	return "", nil
+	id := segment(r, 3)
+	if host, err = a.ownerOf(r.Context(), id); err == nil && host != "" {
+		err = leaves(r, a.ids[pattern], id)
+	}
+	return host, err
 }
 
 // forwarded sends a request to the other host that was found for it, or answers with err. It returns false without one: this host serves it.
@@ -146,12 +142,15 @@ func segment(r *http.Request, n int) string {
 // it arrived.
 func (d *dialect) controlElsewhere(w *rest.Writer, r, original *http.Request) bool {
 	a := d.api
-	_, path, _ := strings.Cut(d.control.Pattern(r), " ")
-	before, _, ofBox := strings.Cut(path, "sandboxes/{id}")
-	if !a.mayLeave(r) || !ofBox {
+	if !a.mayLeave(r) {
 		return false
 	}
 	fail := func(err error) { d.control.Fail(w, r, err) }
+	method, path, _ := strings.Cut(d.control.Pattern(r), " ")
+	before, _, ofBox := strings.Cut(path, "sandboxes/{id}")
+	if !ofBox {
+		return method == http.MethodPost && strings.HasSuffix(path, "/sandboxes") && d.createdElsewhere(w, r, original, fail)
+	}
 	id := segment(r, strings.Count(before, "/")+1)
 	host, err := a.ownerOf(r.Context(), id)
 	if err == nil && host != "" {
@@ -162,6 +161,79 @@ func (d *dialect) controlElsewhere(w *rest.Writer, r, original *http.Request) bo
 	}
 	return a.forwarded(w, original.WithContext(r.Context()), host, err, fail)
 }
+
+// createdElsewhere sends the creation of a sandbox to the host that has the snapshot of its template. Sandboxes of images are placed as the
+// configuration has it.
+func (d *dialect) createdElsewhere(w *rest.Writer, r, original *http.Request, fail func(error)) bool {
+	a := d.api
+	if _, ok := access.ShownKey(r.Context()); !ok {
+		return false
+	}
+	var body struct {
+		TemplateID string `json:"templateID"`
+	}
+	if err := a.peek(w, r, original, &body); err != nil {
+		fail(err)
+		return true
+	}
+	host := a.snapshotHost(r.Context(), body.TemplateID)
+	if host == "" {
+		snapshot, isImage, err := d.control.Template(r, body.TemplateID)
+		switch {
+		case err != nil:
+			return false // answered by the endpoint
+		case isImage:
+			return a.spread(w, r, original.WithContext(r.Context()), "", fail)
+		}
+		host = a.snapshotHost(r.Context(), snapshot)
+	}
+	return a.forwarded(w, original.WithContext(r.Context()), host, nil, fail)
+}
+
+// own serves a call of this API that a call of the dialect consists of. The call of the dialect has been admitted, so only the
+// permissions of its key are checked, and the audit trail has an entry for it as for any other call. The host that has the box serves the
+// calls for it.
+func (d *dialect) own(w http.ResponseWriter, r *http.Request) {
+	a := d.api
+	_, pattern := a.mux.Handler(r)
+	if pattern == "" || a.public[pattern] {
+		a.answers.Fail(w, r, noRoute(a.mux, w, r))
+		return
+	}
+	if _, keyed := access.ShownKey(r.Context()); keyed && a.mayLeave(r) {
+		host, err := a.hostFor(r, pattern)
+		if err != nil {
+			a.answers.Fail(w, r, err)
+			return
+		}
+		if host != "" {
+			a.askOwner(w, r, host)
+			return
+		}
+	}
+	a.mux.ServeHTTP(&rest.Writer{ResponseWriter: w}, r)
+}
+
+// askOwner serves a call of [dialect.own] by the host that has the box.
+func (a *API) askOwner(w http.ResponseWriter, r *http.Request, host string) {
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		a.answers.Fail(w, r, err)
+		return
+	}
+	for _, answer := range a.Elsewhere.Ask(r.Context(), elsewhere.Call{Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery, Bodies: map[string][]byte{host: text}, Time: ownTime}) {
+		if answer.Err != nil {
+			a.answers.Fail(w, r, answer.Decode(nil))
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(answer.Status)
+		_, _ = w.Write(answer.Body)
+	}
+}
+
+// ownTime bounds a call that a call of a dialect consists of, at another host.
+const ownTime = 30 * time.Second
 
 // sandboxElsewhere is [API.servedElsewhere] for the API that a sandbox of E2B's dialect serves. Only the owner can check the access token of
 // its box, so no name is looked up for it: the ID names the host.

@@ -112,6 +112,8 @@ type Config struct {
 	KeySecret func(key, n string, host name.Pattern) (source, flaw string, found bool)
 	// Elsewhere reaches the other hosts of the fleet. nil: there is no fleet.
 	Elsewhere Elsewhere
+	// Spread places new boxes of clients with a key of the fleet on the emptier of two hosts, unless they ask for another placement.
+	Spread bool
 	// Watcher reports changes of files. nil: they are not watched.
 	Watcher files.Watcher
 	// E2B serves the dialect of E2B's SDK as well. nil: it is off.
@@ -369,7 +371,7 @@ func (a *API) packages() []endpoints {
 		{"doctor", "Diagnoses of hosts", &doctor.Endpoints{Boxes: a.Boxes, Host: a.Doctor, Bodies: bodies}},
 		{"urls", "Public URLs of boxes", &urls.Endpoints{Boxes: a.Boxes, Host: a.URLs, History: past, Bodies: bodies}},
 		{"schedules", "Schedules of boxes", &schedules.Endpoints{Boxes: a.Boxes, Host: a.Schedules, History: past, Bodies: bodies}},
-		{"snapshots", "Snapshots of boxes", &snapshots.Endpoints{Boxes: a.Boxes, Host: a.Snapshots, History: past, Bodies: bodies}},
+		{"snapshots", "Snapshots of boxes", &snapshots.Endpoints{Boxes: a.Boxes, Host: a.Snapshots, History: past, Bodies: bodies, Others: a.others()}},
 		{"settings", "Other settings of boxes", &settings.Endpoints{Boxes: a.Boxes, Host: a.Settings, Rules: a.BoxRules, Headers: a.Rules, History: past, Bodies: bodies, Meters: a.Meters}},
 		{"keys", "API keys", &keys.Endpoints{Boxes: a.Boxes, Host: a.Keys, Bodies: bodies}},
 		{"secrets", "Secrets of API keys", &keysecrets.Endpoints{Host: a.KeySecrets, Bodies: bodies}},

@@ -3,14 +3,18 @@
 package snapshots
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"net/http"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"boxgate/api"
+	"boxgate/api/elsewhere"
 	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
@@ -44,6 +48,7 @@ type Endpoints struct {
 	Host    Host
 	History *history.History
 	Bodies  strict.Bodies
+	Others  elsewhere.Hosts // nil: there is no fleet
 }
 
 // Routes lists the endpoints.
@@ -115,9 +120,51 @@ func (e *Endpoints) takeSnapshot(w http.ResponseWriter, r *http.Request) (rest.R
 	return rest.Reply{Status: http.StatusCreated, Body: view(s), Change: &rest.Change{Box: box.ID, What: map[string]any{"snapshot_taken": s.ID}}}, nil
 }
 
+// list lists the snapshots of all hosts. Shared ones, which several hosts list, appear once.
 func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	list, err := e.visible(r, "")
-	return e.listReply(w, list, err)
+	if err != nil || !elsewhere.Whole(e.Others, r) {
+		return e.listReply(list, err)
+	}
+	others, silent := e.elsewhere(r, list)
+	elsewhere.NameSilent(w, silent)
+	views := make([]snapshotView, 0, len(list)+len(others))
+	for _, s := range list {
+		views = append(views, view(s))
+	}
+	for _, s := range others {
+		views = append(views, s.snapshotView)
+	}
+	slices.SortStableFunc(views, func(a, b snapshotView) int { return cmp.Compare(a.CreatedAt, b.CreatedAt) })
+	return rest.Reply{Body: snapshotsView{views}}, nil
+}
+
+// heldElsewhere is a snapshot of another host.
+type heldElsewhere struct {
+	snapshotView
+	host string
+}
+
+// elsewhere returns the snapshots that other hosts show to the caller, except the ones that this host has too, and the hosts that do not
+// answer.
+func (e *Endpoints) elsewhere(r *http.Request, own []api.Snapshot) (list []heldElsewhere, silent []string) {
+	seen := map[string]bool{}
+	for _, s := range own {
+		seen[s.ID] = true
+	}
+	for _, a := range e.Others.Ask(r.Context(), elsewhere.Call{Method: http.MethodGet, Path: "/v2/box/snapshots"}) {
+		var there snapshotsView
+		if err := a.Decode(&there); err != nil {
+			silent = append(silent, a.Host)
+		}
+		for _, s := range there.Snapshots {
+			if !seen[s.ID] {
+				seen[s.ID] = true
+				list = append(list, heldElsewhere{s, a.Host})
+			}
+		}
+	}
+	return list, silent
 }
 
 // visible returns the snapshots of a box, or of all boxes for "", that the key of the request may see.
@@ -190,27 +237,106 @@ func (e *Endpoints) deleteMany(w http.ResponseWriter, r *http.Request) (rest.Rep
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	there := make([]string, 0, len(list))
-	for _, s := range list {
-		there = append(there, s.ID)
-	}
 	if body.IDs == nil {
-		return e.delete(r, there)
+		return e.deleteVisible(r, list)
 	}
 	ids := slices.Compact(slices.Sorted(slices.Values(*body.IDs)))
 	if len(ids) == 0 || len(ids) > maxIDs {
 		return rest.Reply{}, problem.Invalid("/ids", "must name 1 to %d snapshots; leave ids out to delete all of them", maxIDs)
 	}
-	var unknown []string
+	var own, unknown []string
 	for _, id := range ids {
-		if !slices.Contains(there, id) {
-			unknown = append(unknown, strconv.Quote(problem.Clip(id)))
+		if slices.ContainsFunc(list, func(s api.Snapshot) bool { return s.ID == id }) {
+			own = append(own, id)
+		} else {
+			unknown = append(unknown, id)
+		}
+	}
+	var others map[string][]string
+	if len(unknown) > 0 && elsewhere.Whole(e.Others, r) {
+		if others, unknown, err = e.find(r, list, unknown); err != nil {
+			return rest.Reply{}, err
 		}
 	}
 	if len(unknown) > 0 {
+		for i, id := range unknown {
+			unknown[i] = strconv.Quote(problem.Clip(id))
+		}
 		return rest.Reply{}, api.Errorf(api.ErrNotFound, "nothing was deleted: there is no snapshot %s", strings.Join(unknown, ", "))
 	}
-	return e.delete(r, ids)
+	return e.deleteEverywhere(r, own, others)
+}
+
+// find finds snapshots on other hosts, by the ID of the host. If a host does not answer, it is not known whether it has the missing ones.
+func (e *Endpoints) find(r *http.Request, own []api.Snapshot, ids []string) (others map[string][]string, unknown []string, err error) {
+	others = map[string][]string{}
+	list, silent := e.elsewhere(r, own)
+	for _, id := range ids {
+		if i := slices.IndexFunc(list, func(s heldElsewhere) bool { return s.ID == id }); i >= 0 {
+			others[list[i].host] = append(others[list[i].host], id)
+		} else {
+			unknown = append(unknown, id)
+		}
+	}
+	if len(unknown) > 0 && len(silent) > 0 {
+		err = problem.Unreachable(strings.Join(silent, ", "), "does not answer, and may have a snapshot; nothing was deleted")
+	}
+	return others, unknown, err
+}
+
+// deleteVisible deletes all snapshots that the caller sees.
+func (e *Endpoints) deleteVisible(r *http.Request, list []api.Snapshot) (rest.Reply, error) {
+	var own []string
+	for _, s := range list {
+		own = append(own, s.ID)
+	}
+	others := map[string][]string{}
+	if elsewhere.Whole(e.Others, r) {
+		there, silent := e.elsewhere(r, list)
+		if len(silent) > 0 {
+			return rest.Reply{}, problem.Unreachable(strings.Join(silent, ", "), "does not answer; nothing was deleted")
+		}
+		for _, s := range there {
+			others[s.host] = append(others[s.host], s.ID)
+		}
+	}
+	return e.deleteEverywhere(r, own, others)
+}
+
+// deleteTime bounds the deletion of snapshots by other hosts.
+const deleteTime = 10 * time.Minute
+
+// deleteEverywhere lets the other hosts delete their snapshots, at most [maxIDs] in a call, and then deletes the own ones.
+func (e *Endpoints) deleteEverywhere(r *http.Request, own []string, others map[string][]string) (rest.Reply, error) {
+	deleted := 0
+	for len(others) > 0 {
+		call := elsewhere.Call{Method: http.MethodDelete, Path: "/v2/box/snapshots", Bodies: map[string][]byte{}, Time: deleteTime}
+		for host, ids := range others {
+			part := ids[:min(len(ids), maxIDs)]
+			text, err := json.Marshal(deleteSnapshotsBody{&part})
+			if err != nil {
+				return rest.Reply{}, err
+			}
+			call.Bodies[host] = text
+			if others[host] = ids[len(part):]; len(others[host]) == 0 {
+				delete(others, host)
+			}
+		}
+		var failed error
+		for _, a := range e.Others.Ask(r.Context(), call) {
+			var did snapshotsDeletedView
+			if err := a.Decode(&did); err != nil {
+				failed = err
+			}
+			deleted += did.Deleted
+		}
+		if failed != nil {
+			return rest.Reply{}, api.Errorf(api.ErrUnavailable, "not all snapshots were deleted. Deleted: %d snapshots of other hosts. Not deleted: snapshots of the host that was asked. Another host failed: %v", deleted, failed)
+		}
+	}
+	reply, err := e.delete(r, own)
+	reply.Body = snapshotsDeletedView{len(own) + deleted}
+	return reply, err
 }
 
 func (e *Endpoints) delete(r *http.Request, ids []string) (rest.Reply, error) {

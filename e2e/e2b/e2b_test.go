@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"boxgate/internal/nightly"
 )
 
 // subjects are the files of testdata/subjects, which share a gateway.
@@ -88,6 +90,21 @@ func TestSDK(t *testing.T) {
 		if !c.table[name] {
 			t.Errorf("docs/e2b.md has a row for %s, which the SDK does not have", name)
 		}
+	}
+}
+
+// TestSDKOfAnotherHost is [TestSDK] by a client of one host of a fleet, whose boxes are on another one.
+func TestSDKOfAnotherHost(t *testing.T) {
+	t.Parallel()
+	s := newSiteApart(t)
+	s.serveGit(t)
+	s.install(t)
+	shapes := s.scripts.Shapes(t, "e2b", classes...)
+	for _, subject := range nightly.Size([]string{"sandbox", "beside", "snapshots", "urls"}, subjects) {
+		t.Run(subject, func(t *testing.T) {
+			t.Parallel()
+			s.drive(t, shapes, subject, func(result) {})
+		})
 	}
 }
 

@@ -27,6 +27,7 @@ const domain = "boxes.example.net"
 // site is a gateway that speaks E2B's dialect, with the names below its domain on the test internet.
 type site struct {
 	*harness.World
+	boxes    *harness.World // where the boxes are; another host of a fleet, or the same
 	scripts  npm.Folder
 	key      string // the operator's API key
 	ca       string // file with the CA of public URLs
@@ -36,25 +37,42 @@ type site struct {
 // newSite starts the gateway.
 func newSite(t *testing.T, changes ...func(*config.Config)) *site {
 	t.Helper()
-	s := &site{World: harness.NewWorld(t, func(c *config.Config) {
+	w := harness.NewWorld(t, configure(changes...))
+	return siteOf(t, w, w, strings.TrimSpace(w.KeyFile("api-key")))
+}
+
+// newSiteApart starts the gateways of two hosts. Clients of the first one get boxes of the second.
+func newSiteApart(t *testing.T) *site {
+	t.Helper()
+	hosts := harness.NewApart(t, configure())
+	return siteOf(t, hosts.Near.World, hosts.Far.World, hosts.Key)
+}
+
+func configure(changes ...func(*config.Config)) func(*config.Config) {
+	return func(c *config.Config) {
 		c.E2B.Enabled = true
 		c.Ingress.Domain = domain
 		c.Secrets.Sources = map[string]secrets.Source{"openai": {Command: []string{"echo", "sk-of-the-operator"}}, "other": {Command: []string{"echo", "other"}}}
 		for _, change := range changes {
 			change(c)
 		}
-	})}
-	s.key = strings.TrimSpace(s.KeyFile("api-key"))
-	v4, _ := s.Net.GatewayAddrs()
-	var pem []byte
-	err := errors.Join(
-		s.Net.SetRecords("*."+domain, "*."+domain+". 60 IN A "+v4.String()),
-		s.Client.Get(t.Context(), "/v2/ca", &pem),
-	)
+	}
+}
+
+func siteOf(t *testing.T, w, boxes *harness.World, key string) *site {
+	t.Helper()
+	s := &site{World: w, boxes: boxes, key: key}
 	dir := t.TempDir()
 	s.ca, s.resolver = filepath.Join(dir, "ca.pem"), filepath.Join(dir, "resolv.conf")
-	err = errors.Join(err, os.WriteFile(s.ca, pem, 0o600), os.WriteFile(s.resolver, []byte("nameserver 192.0.2.53\n"), 0o600))
-	if err != nil {
+	err := os.WriteFile(s.resolver, []byte("nameserver 192.0.2.53\n"), 0o600)
+	var roots []byte
+	for _, w := range []*harness.World{w, boxes} {
+		v4, _ := w.Net.GatewayAddrs()
+		var pem []byte
+		err = errors.Join(err, w.Net.SetRecords("*."+domain, "*."+domain+". 60 IN A "+v4.String()), w.Client.Get(t.Context(), "/v2/ca", &pem))
+		roots = append(roots, pem...)
+	}
+	if err = errors.Join(err, os.WriteFile(s.ca, roots, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	s.serveDigests(t)
@@ -84,7 +102,7 @@ const digestHost = "api.example.com"
 
 func (s *site) serveDigests(t *testing.T) {
 	t.Helper()
-	err := s.Net.ServeHTTP(digestHost, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	err := s.boxes.Net.ServeHTTP(digestHost, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sum := sha256.Sum256([]byte(r.Header.Get("Authorization")))
 		_, _ = io.WriteString(w, hex.EncodeToString(sum[:]))
 	}))
@@ -108,7 +126,7 @@ func (s *site) serveGit(t *testing.T) {
 		}
 	}
 	smart := harness.GitServer(t, root, "/")
-	err := s.Net.ServeHTTP("git.example.com", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	err := s.boxes.Net.ServeHTTP("git.example.com", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, password, ok := r.BasicAuth(); !ok || password != gitPassword {
 			w.Header().Set("WWW-Authenticate", `Basic realm="git"`)
 			http.Error(w, "a password is required", http.StatusUnauthorized)

@@ -42,7 +42,7 @@ func (s *Snapshots) TakeSnapshot(ctx context.Context, id policy.BoxID, name stri
 	if err != nil {
 		return api.Snapshot{}, err
 	}
-	r.ID, r.Name, r.TakenBy = "snap_"+randomHex(8), name, keys.CreatorOf(ctx)
+	r.ID, r.Name, r.TakenBy = newSnapshotID(id), name, keys.CreatorOf(ctx)
 	if err := s.manager.Refresh(ctx); err != nil { // the key's snapshots of other hosts count
 		return api.Snapshot{}, unavailable(err)
 	}
@@ -58,6 +58,12 @@ func (s *Snapshots) TakeSnapshot(ctx context.Context, id policy.BoxID, name stri
 		return api.Snapshot{}, change.NotStored(s.log, "the snapshot could not be stored, nothing was made", err)
 	}
 	return snapshotView(r), nil
+}
+
+// newSnapshotID returns the ID of a new snapshot: the digits of the host from the ID of its box, so that each host of a fleet knows where it is,
+// and 16 random ones.
+func newSnapshotID(box policy.BoxID) string {
+	return "snap_" + string(box[:min(len(box), 6)]) + randomHex(8)
 }
 
 // describe returns the record of a new snapshot of a box.

@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -67,6 +66,8 @@ type Client struct {
 	find      func(ctx context.Context, name string) (directory.Owner, bool, error)
 	lookups   chan struct{} // one element for each call of find
 
+	turns   turns
+	silent  silences
 	mu      sync.Mutex
 	streams map[string]*streams // by host
 }
@@ -340,29 +341,3 @@ func (s steady) Write(b []byte) (int, error) { return rest.SteadyWriter(s.Respon
 
 // Unwrap lets [http.ResponseController] reach the connection.
 func (s steady) Unwrap() http.ResponseWriter { return s.ResponseWriter }
-
-// get sends a request of this gateway with a caller's key.
-func (c *Client) get(ctx context.Context, h fleet.Host, path, query string, key http.Header) (*http.Response, error) {
-	release, err := c.acquire(h.ID, holderOf(ctx, ""))
-	if err != nil {
-		return nil, err
-	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+poolName(h)+path, http.NoBody)
-	if err != nil {
-		release()
-		return nil, err
-	}
-	r.URL.RawQuery, r.Header, r.Host = query, key.Clone(), "localhost"
-	r.Header.Set(access.PeerHeader, c.fleet.Identity.Host)
-	resp, err := c.transport.RoundTrip(r)
-	if err != nil {
-		release()
-		return nil, err
-	}
-	resp.Body = releasing{resp.Body, release}
-	if resp.StatusCode != http.StatusOK {
-		_ = resp.Body.Close()
-		return nil, fmt.Errorf("host %s answers with status %d", h.ID, resp.StatusCode)
-	}
-	return resp, nil
-}

@@ -1,35 +1,48 @@
 package peerapi
 
 import (
+	"bytes"
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
-	"math/rand/v2"
+	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
 	"boxgate/api"
 	"boxgate/api/access"
-	"boxgate/api/boxes"
+	"boxgate/api/elsewhere"
+	"boxgate/api/strict"
 	"boxgate/fleet"
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
-// Bounds of a list of the boxes of all hosts.
+// Bounds of a call to several hosts.
 const (
-	listTimeout = 3 * time.Second // for the hosts
-	listAtOnce  = 32              // hosts asked at a time
-	maxList     = 16 << 20        // bytes of the answer of one host
-	maxLists    = 64 << 20        // bytes of all answers
+	askTimeout  = 3 * time.Second // for the answers of all hosts
+	askAtOnce   = 64              // hosts asked at a time
+	maxAnswer   = 16 << 20        // bytes of the answer of one host
+	maxAnswers  = 64 << 20        // bytes of all answers
+	mostAsking  = 32              // calls to all hosts at a time
+	mostOfOne   = 4               // of them for one key
+	silentFor   = 10 * time.Second
+	silentAgain = 500 * time.Millisecond // for the answer of a host that was silent in the last [silentFor]
 )
 
-// errTooLong is the error of a list that does not fit.
-var errTooLong = errors.New("the list is too long")
+// Errors of calls to several hosts.
+var (
+	errTooLong = errors.New("the answers are too long")
+	errBusy    = errors.New("too many calls to all hosts are in progress")
+)
 
 // releasing is the body of a response that holds a stream.
 type releasing struct {
@@ -43,158 +56,214 @@ func (b releasing) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// listing collects the answers of the hosts.
-type listing struct {
-	mu     sync.Mutex
-	out    boxes.Listed
-	silent []string
-	bytes  int
+// turns bounds the calls to all hosts, altogether and for each key. The zero value has none in progress.
+type turns struct {
+	mu    sync.Mutex
+	all   int
+	byKey map[quota.Holder]int
+	freed chan struct{} // closed at the next end of a turn
 }
 
-// add adds the answer of a host, or notes that there is none.
-func (l *listing) add(host string, list []json.RawMessage, size int, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err == nil && l.bytes+size > maxLists {
-		err = errTooLong
+// take waits for a turn until ctx is done.
+func (t *turns) take(ctx context.Context, key quota.Holder) (end func(), err error) {
+	for {
+		t.mu.Lock()
+		if t.all < mostAsking && t.byKey[key] < mostOfOne {
+			if t.byKey == nil {
+				t.byKey = map[quota.Holder]int{}
+			}
+			t.all++
+			t.byKey[key]++
+			t.mu.Unlock()
+			return sync.OnceFunc(func() { t.end(key) }), nil
+		}
+		if t.freed == nil {
+			t.freed = make(chan struct{})
+		}
+		freed := t.freed
+		t.mu.Unlock()
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return nil, errBusy
+		}
 	}
-	if err != nil {
-		l.silent = append(l.silent, host)
+}
+
+func (t *turns) end(key quota.Holder) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.all--
+	if t.byKey[key]--; t.byKey[key] == 0 {
+		delete(t.byKey, key)
+	}
+	if t.freed != nil {
+		close(t.freed)
+		t.freed = nil
+	}
+}
+
+// silences remembers hosts that did not answer in time, so that a host that hangs does not delay every call to all hosts.
+type silences struct {
+	mu    sync.Mutex
+	since map[string]time.Time
+}
+
+// note notes whether a host answered in time.
+func (s *silences) note(host string, silent bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !silent {
+		delete(s.since, host)
 		return
 	}
-	l.bytes += size
-	l.out.Boxes = append(l.out.Boxes, list...)
+	if s.since == nil {
+		s.since = map[string]time.Time{}
+	}
+	s.since[host] = time.Now()
 }
 
-// List implements [boxes.Others]. Callers without a key of the fleet see the boxes of this host only.
-func (c *Client) List(ctx context.Context, query string) boxes.Listed {
+// lately reports whether a host was silent lately.
+func (s *silences) lately(host string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Since(s.since[host]) < silentFor
+}
+
+// Ask implements [elsewhere.Hosts]. Hosts that were silent lately come last, with less time.
+func (c *Client) Ask(ctx context.Context, call elsewhere.Call) []elsewhere.Answer {
 	key, ok := access.ShownKey(ctx)
-	caller := api.CallerOf(ctx)
-	if !ok || !caller.Fleet {
-		return boxes.Listed{}
+	if !ok {
+		return nil
 	}
-	asking, cancel := context.WithTimeout(ctx, listTimeout)
+	asking, cancel := context.WithTimeout(ctx, cmp.Or(call.Time, askTimeout))
 	defer cancel()
-	var all listing
-	var running sync.WaitGroup
-	free := make(chan struct{}, listAtOnce)
-	for _, h := range c.others() {
-		if caller.Role == api.RoleBox && !strings.HasPrefix(string(caller.Box), h.ID) {
-			continue // a box, which may have this key, must not cause calls to every host
+	answers := c.answersOf(call)
+	if call.Bodies == nil {
+		end, err := c.turns.take(asking, api.CallerOf(ctx).Holder())
+		if err != nil {
+			for i := range answers {
+				answers[i].Err = err
+			}
+			return answers
 		}
+		defer end()
+	}
+	order := make([]int, len(answers))
+	late := make([]bool, len(answers))
+	for i, a := range answers {
+		order[i], late[i] = i, call.Bodies == nil && c.silent.lately(a.Host)
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Compare(fmt.Sprint(late[a]), fmt.Sprint(late[b]))
+	})
+	var running sync.WaitGroup
+	var next, bytes atomic.Int64
+	for range min(askAtOnce, len(order)) {
 		running.Go(func() {
-			select {
-			case free <- struct{}{}:
-				defer func() { <-free }()
-			case <-asking.Done():
-				all.add(h.ID, nil, 0, asking.Err())
-				return
+			for i := int(next.Add(1)) - 1; i < len(order); i = int(next.Add(1)) - 1 {
+				a := &answers[order[i]]
+				c.ask(asking, call, a, key, late[order[i]], &bytes)
 			}
-			list, size, err := c.ask(asking, h, query, key)
-			if err != nil {
-				c.log.Debug("a host did not list its boxes", zap.String("host", h.ID), zap.Error(err))
-			}
-			all.add(h.ID, list, size, err)
 		})
 	}
 	running.Wait()
-	slices.Sort(all.silent)
-	ctx, cancel = context.WithTimeout(ctx, lookupTimeout)
-	defer cancel()
-	for _, id := range all.silent {
-		silent := boxes.SilentHost{ID: id}
-		if boxes.SeesAll(caller) {
-			silent.Boxes = c.listed(ctx, id)
+	return answers
+}
+
+// answersOf returns the hosts that a call goes to, without their answers.
+func (c *Client) answersOf(call elsewhere.Call) (answers []elsewhere.Answer) {
+	if call.Bodies != nil {
+		for _, host := range slices.Sorted(maps.Keys(call.Bodies)) {
+			answers = append(answers, elsewhere.Answer{Host: host})
 		}
-		all.out.Silent = append(all.out.Silent, silent)
+		return answers
 	}
-	return all.out
+	for _, h := range c.fleet.LastMembers() {
+		if h.ID != c.fleet.Identity.Host {
+			answers = append(answers, elsewhere.Answer{Host: h.ID})
+		}
+	}
+	return answers
 }
 
-// others returns the other members, as last known.
-func (c *Client) others() []fleet.Host {
-	return slices.DeleteFunc(c.fleet.LastMembers(), func(h fleet.Host) bool { return h.ID == c.fleet.Identity.Host })
+// ask asks one host. bytes counts the answers of all.
+func (c *Client) ask(ctx context.Context, call elsewhere.Call, a *elsewhere.Answer, key http.Header, late bool, bytes *atomic.Int64) {
+	if late {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, silentAgain)
+		defer cancel()
+	}
+	var h fleet.Host
+	if h, a.Err = c.member(a.Host); a.Err != nil {
+		return
+	}
+	a.Status, a.Body, a.Err = c.read(ctx, h, call, key)
+	c.silent.note(a.Host, errors.Is(a.Err, context.DeadlineExceeded))
+	if a.Err == nil && bytes.Add(int64(len(a.Body))) > maxAnswers {
+		a.Body, a.Err = nil, errTooLong
+	}
+	if a.Err != nil {
+		c.log.Debug("a host did not answer a call to several hosts", zap.String("host", a.Host), zap.String("path", call.Path), zap.Error(a.Err))
+	}
 }
 
-// ask returns the boxes of a host, and the length of its answer.
-func (c *Client) ask(ctx context.Context, h fleet.Host, query string, key map[string][]string) ([]json.RawMessage, int, error) {
-	if _, err := c.member(h.ID); err != nil {
-		return nil, 0, err
-	}
-	resp, err := c.get(ctx, h, "/v2/box", query, key)
+// read sends a call to a host, and reads the answer. Its memory counts for the key of the caller.
+func (c *Client) read(ctx context.Context, h fleet.Host, call elsewhere.Call, key http.Header) (status int, body []byte, err error) {
+	resp, err := c.send(ctx, h, call, key)
 	if err != nil {
-		return nil, 0, err
+		return 0, nil, err
 	}
 	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxList+1))
-	if err == nil && len(text) > maxList {
+	if why := resp.Header.Get(refusedHeader); why != "" {
+		return 0, nil, errors.New(why)
+	}
+	text, err := io.ReadAll(strict.NewClaimed(io.LimitReader(resp.Body, maxAnswer+1), quota.ScopeOf(ctx)))
+	if err == nil && len(text) > maxAnswer {
 		err = errTooLong
 	}
-	if err != nil {
-		return nil, 0, err
-	}
-	var list []json.RawMessage
-	err = json.Unmarshal(text, &list)
-	return list, len(text), err
+	return resp.StatusCode, text, err
 }
 
-// listed returns the boxes of a host in the directory; empty if that does not answer.
-func (c *Client) listed(ctx context.Context, host string) (list []api.Box) {
+// send sends a request of this gateway with a caller's key.
+func (c *Client) send(ctx context.Context, h fleet.Host, call elsewhere.Call, key http.Header) (*http.Response, error) {
+	release, err := c.acquire(h.ID, mostStreams)
+	if err != nil {
+		return nil, err
+	}
+	r, err := http.NewRequestWithContext(ctx, call.Method, "https://"+poolName(h)+call.Path, bytes.NewReader(call.Bodies[h.ID]))
+	if err != nil {
+		release()
+		return nil, err
+	}
+	r.URL.RawQuery, r.Header, r.Host = call.Query, key.Clone(), "localhost"
+	r.Header.Set(access.PeerHeader, c.fleet.Identity.Host)
+	if len(call.Bodies[h.ID]) > 0 {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := c.transport.RoundTrip(r)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	resp.Body = releasing{resp.Body, release}
+	return resp, nil
+}
+
+// Listed implements [elsewhere.Hosts].
+func (c *Client) Listed(ctx context.Context, host string) (list []api.Box) {
 	if c.fleet.Fenced() {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
 	found, err := c.fleet.Directory().Boxes(ctx, host)
 	if err != nil {
 		c.log.Debug("the boxes of a host are not known", zap.String("host", host), zap.Error(err))
 		return nil
 	}
-	for id, e := range found {
-		list = append(list, api.Box{ID: policy.BoxID(id), Name: e.Name, Labels: e.Labels})
+	for _, id := range slices.Sorted(maps.Keys(found)) {
+		list = append(list, api.Box{ID: policy.BoxID(id), Name: found[id].Name, Labels: found[id].Labels})
 	}
-	slices.SortFunc(list, func(a, b api.Box) int { return compare(a.ID, b.ID) })
 	return list
-}
-
-func compare(a, b policy.BoxID) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
-}
-
-// Place implements [boxgate/api/server.Elsewhere]: of two random hosts that take new boxes it returns the one with fewer.
-func (c *Client) Place(ctx context.Context) (host string, err error) {
-	candidates := slices.DeleteFunc(c.fleet.Members(), func(h fleet.Host) bool {
-		return h.Cordoned || h.Address == "" && h.ID != c.fleet.Identity.Host
-	})
-	rand.Shuffle(len(candidates), func(i, j int) { candidates[i], candidates[j] = candidates[j], candidates[i] })
-	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
-	defer cancel()
-	for pair := range slices.Chunk(candidates, 2) { // further ones, if no gateway runs on the first
-		var ids []string
-		for _, h := range pair {
-			ids = append(ids, h.ID)
-		}
-		present, err := c.fleet.Presences(ctx, ids...)
-		if err != nil {
-			return "", &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "no host was chosen for the box, because the directory of the fleet does not answer"}
-		}
-		host, fewest := "", 0
-		for _, id := range ids {
-			if p, ok := present[id]; ok && !p.Cordoned && (host == "" || p.Boxes < fewest) {
-				host, fewest = id, p.Boxes
-			}
-		}
-		switch host {
-		case "":
-			continue
-		case c.fleet.Identity.Host:
-			return "", nil
-		}
-		return host, nil
-	}
-	return "", api.Errorf(api.ErrUnavailable, "no host of the fleet takes new boxes: they are cordoned or away, or this one is cut off; `gateway fleet status` has their states")
 }
