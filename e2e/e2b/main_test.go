@@ -29,9 +29,10 @@ type site struct {
 	*harness.World
 	boxes    *harness.World // where the boxes are; another host of a fleet, or the same
 	scripts  npm.Folder
-	key      string // the operator's API key
-	ca       string // file with the CA of public URLs
-	resolver string // a resolv.conf that names the internet's DNS server
+	key      string   // an admin's API key
+	without  []string // tests that are left out
+	ca       string   // file with the CA of public URLs
+	resolver string   // a resolv.conf that names the internet's DNS server
 }
 
 // newSite starts the gateway.

@@ -2,7 +2,10 @@ package sdk
 
 import (
 	"encoding/json"
+	"errors"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -17,7 +20,9 @@ func TestMain(m *testing.M) { harness.Main(m) }
 // node is a folder with the scripts of testdata and the npm packages that its lock file names.
 type node struct {
 	npm.Folder
-	types string // the file of shapes, if calls are compared with the SDK's types
+	types string         // the file of shapes, if calls are compared with the SDK's types
+	apart *harness.World // the host of the fleet that has the boxes, if the client uses another one
+	roots string         // file with the CAs of public URLs, if they are served by HTTPS
 }
 
 func newNode(t *testing.T) node {
@@ -28,8 +33,14 @@ func newNode(t *testing.T) node {
 // newWorld starts a gateway whose public URLs and API are on loopback, and also returns the API's key.
 func newWorld(t *testing.T, changes ...func(*config.Config)) (w *harness.World, key string) {
 	t.Helper()
+	w = harness.NewWorld(t, configure(t, changes...))
+	return w, strings.TrimSpace(w.KeyFile("api-key"))
+}
+
+func configure(t *testing.T, changes ...func(*config.Config)) func(*config.Config) {
+	t.Helper()
 	remote, _ := harness.Remote(t)
-	w = harness.NewWorld(t, func(c *config.Config) {
+	return func(c *config.Config) {
 		c.Remote = remote
 		c.Ingress.HTTPS, c.Ingress.HTTP, c.Ingress.Domain = "", "127.0.0.1:80", "localhost"
 		c.Approvals.Enabled = true
@@ -37,8 +48,19 @@ func newWorld(t *testing.T, changes ...func(*config.Config)) (w *harness.World, 
 		for _, change := range changes {
 			change(c)
 		}
-	})
-	return w, strings.TrimSpace(w.KeyFile("api-key"))
+	}
+}
+
+// newWorlds starts the gateways of two hosts. Clients of the first one get boxes of the second, and HTTPS addresses of their ports.
+func newWorlds(t *testing.T, n *node) (w *harness.World, key string) {
+	t.Helper()
+	hosts := harness.NewApart(t, configure(t, func(c *config.Config) { c.Ingress.HTTPS, c.Ingress.Domain = ":443", "boxes.example.net" }))
+	n.apart, n.roots = hosts.Far.World, filepath.Join(t.TempDir(), "roots.pem")
+	var pem []byte
+	if err := errors.Join(n.apart.Client.Get(t.Context(), "/v2/ca", &pem), os.WriteFile(n.roots, pem, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return hosts.Near.World, hosts.Key
 }
 
 const baseURL = "http://127.0.0.1:8600"

@@ -1,7 +1,8 @@
 import http from "node:http";
+import https from "node:https";
 
 // No DNS server resolves the names of public URLs here.
-const visit = (url, headers = {}) => new Promise((resolve, reject) => http.get(url, {
+const visit = (url, headers = {}) => new Promise((resolve, reject) => (url.startsWith("https:") ? https : http).get(url, {
   headers, lookup: (_, o, cb) => (o.all ? cb(null, [{ address: "127.0.0.1", family: 4 }]) : cb(null, "127.0.0.1", 4)),
 }, (r) => {
   let text = "";
