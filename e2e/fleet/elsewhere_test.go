@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"mime/multipart"
 	"net"
@@ -23,66 +22,29 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/fleet/etcdtest"
 	"boxgate/internal/lab"
-	"boxgate/internal/testnet"
 	"boxgate/policy/name"
 	"boxgate/store"
 )
 
 // joined are three members of one fleet whose gateways reach each other over a switch of their own.
 type joined struct {
-	t        *testing.T
-	hosts    []*host
-	operator string // a key that each host has for itself
-	key      string // of the fleet, with the role admin; a fenced host refuses it
+	t     *testing.T
+	etcd  *etcdtest.Server
+	hosts []*host
+	key   string
 }
 
-// address returns the address of a host on the switch.
-func address(i int) string { return fmt.Sprintf("10.213.0.%d", i+1) }
-
-// three returns three members that take admin calls of each other.
+// three returns three members.
 func three(t *testing.T) (j joined, a, b, c *host) {
 	t.Helper()
-	j, _ = switched(t, func(i int, c *config.Config) {
-		c.Fleet.Advertise = address(i) + ":8700"
-		c.E2B.Enabled = true
-	})
-	for _, h := range j.hosts {
-		h.Until("the host reaches the others", func() bool {
-			resp, _ := j.call(h, j.key, "GET", "/v2/box", nil)
-			return resp.StatusCode == http.StatusOK && resp.Header.Get("Boxgate-Unreachable-Hosts") == ""
-		})
-	}
-	return j, j.hosts[0], j.hosts[1], j.hosts[2]
-}
-
-// switched returns three members, and the namespace of their switch. change edits the configuration of each.
-func switched(t *testing.T, change func(i int, c *config.Config)) (j joined, lan *testnet.NS) {
-	t.Helper()
-	etcd := etcdtest.Start(t)
-	lan, err := testnet.NewNS()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = lan.End() })
-	j = joined{t: t, operator: store.NewKey().Reveal()}
-	ip := func(ns *testnet.NS, args ...string) {
-		t.Helper()
-		if out, err := ns.Run(t.Context(), "ip", args...); err != nil {
-			t.Fatalf("ip %v: %v: %s", args, err, out)
-		}
-	}
-	ip(lan, "link", "add", "switch", "type", "bridge")
-	ip(lan, "link", "set", "switch", "up")
+	etcd, lan := etcdtest.Start(t), harness.NewSwitch(t)
+	j = joined{t: t, etcd: etcd, key: store.NewKey().Reveal()}
 	for i := range 3 {
 		h := &host{World: harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
-			c.Fleet = config.Fleet{Name: "test", Endpoints: []string{etcd.Endpoint()}}
-			change(i, c)
+			c.Fleet = config.Fleet{Name: "test", Endpoints: []string{etcd.Endpoint()}, Advertise: lan.Address(i) + ":8700"}
+			c.E2B.Enabled = true
 		}})}
-		port, gateway := fmt.Sprintf("host%d", i), h.Net.Gateway()
-		ip(lan, "link", "add", port, "type", "veth", "peer", "name", "lan0", "netns", gateway.Path())
-		ip(lan, "link", "set", port, "master", "switch", "up")
-		ip(gateway, "link", "set", "lan0", "up")
-		ip(gateway, "address", "add", address(i)+"/24", "dev", "lan0")
+		lan.Attach(h.Net.Gateway())
 		if j.hosts = append(j.hosts, h); i == 0 {
 			j.become(h, "", "fleet", "init")
 		} else {

@@ -186,6 +186,39 @@ func TestFleetOfTwoHosts(t *testing.T) {
 	}
 }
 
+// TestPolicyIsNotWrittenToEtcd: policies of boxes change without a write to etcd, on any host that is asked.
+func TestPolicyIsNotWrittenToEtcd(t *testing.T) {
+	t.Parallel()
+	j, a, b, _ := three(t)
+	box := j.make(b, "")
+	a.Until("the number of boxes is written", func() bool {
+		return strings.Contains(a.command(0, "", "fleet", "status", "--json"), `"boxes":1`) || strings.Contains(a.command(0, "", "fleet", "status", "--json"), `"boxes": 1`)
+	})
+	client := j.etcd.Client()
+	revision := func() int64 {
+		t.Helper()
+		answer, err := client.Get(t.Context(), "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer.Header.Revision
+	}
+	before := revision()
+	for i := range 10 {
+		policy := map[string]any{"mode": "deny-all"}
+		if i%2 == 0 {
+			policy = harness.Custom("www.example.com")
+		}
+		j.must(j.hosts[i%3], 200, "PUT", "/v2/box/"+box+"/config/network-policy", policy)
+	}
+	if after := revision(); after != before {
+		t.Errorf("etcd has revision %d, %d before", after, before)
+	}
+	if _, err := client.Put(t.Context(), "x", "the control"); err != nil || revision() != before+1 {
+		t.Error("a write is not seen", err)
+	}
+}
+
 // TestHostWithoutEtcd: past the TTL a host without etcd makes no boxes; its own boxes, their policies and commands go on, also if the
 // gateway starts anew. With etcd it makes boxes again.
 func TestHostWithoutEtcd(t *testing.T) {

@@ -1,0 +1,97 @@
+package fleet
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestCallsToSeveralHosts: boxes and snapshots of all hosts are deleted and listed by a call to any, and new boxes are made of snapshots of other
+// hosts. With a mistake in the call nothing is deleted.
+func TestCallsToSeveralHosts(t *testing.T) {
+	t.Parallel()
+	j, a, b, c := three(t)
+	boxes := []string{j.make(a, ""), j.make(b, "web"), j.make(c, "")}
+	if resp, text := j.call(a, j.key, "DELETE", "/v2/box", map[string]any{"ids": append([]string{"none"}, boxes...)}); resp.StatusCode != http.StatusNotFound || !strings.Contains(text, "nothing was deleted") {
+		t.Errorf("%d %s", resp.StatusCode, text)
+	}
+	if states, silent := j.list(b); len(states) != 3 || silent != "" {
+		t.Errorf("%v, silent: %q", states, silent)
+	}
+	j.must(c, 200, "POST", "/v2/box/web/exec", map[string]any{"command": []string{"sh", "-c", "echo kept > note"}})
+	var snapshot struct{ ID string }
+	text := j.must(a, 201, "POST", "/v2/box/web/snapshots", map[string]any{"name": "first"})
+	if err := json.Unmarshal([]byte(text), &snapshot); err != nil || !strings.HasPrefix(snapshot.ID, "snap_"+b.id) {
+		t.Fatal(text, err)
+	}
+	a.Until("the snapshot is ready", func() bool {
+		return strings.Contains(j.must(c, 200, "GET", "/v2/box/snapshots", nil), `"status":"ready"`)
+	})
+	text = j.must(a, 201, "POST", "/v2/box/from-snapshot", map[string]any{"snapshot_id": snapshot.ID, "name": "copy"})
+	if !strings.Contains(text, `"id":"`+b.id) {
+		t.Errorf("the box of the snapshot: %s", text)
+	}
+	if text := j.must(c, 200, "POST", "/v2/box/copy/exec", map[string]any{"command": []string{"cat", "note"}}); !strings.Contains(text, "kept") {
+		t.Errorf("its file: %s", text)
+	}
+	j.must(c, 200, "DELETE", "/v2/box/snapshots", map[string]any{"ids": []string{snapshot.ID}})
+	if text := j.must(a, 200, "GET", "/v2/box/snapshots", nil); strings.Contains(text, snapshot.ID) {
+		t.Errorf("the snapshot is not deleted: %s", text)
+	}
+	text = j.must(a, 200, "DELETE", "/v2/box", map[string]any{"ids": []string{boxes[0], "web", boxes[2], "copy"}})
+	for _, box := range boxes {
+		if !strings.Contains(text, box) {
+			t.Errorf("%s is not among the deleted: %s", box, text)
+		}
+	}
+	for _, h := range j.hosts {
+		if states, _ := j.list(h); len(states) != 0 {
+			t.Errorf("boxes are left: %v", states)
+		}
+	}
+}
+
+// TestListsWithAHostThatHangs: the gateway of one host is stopped while it holds its lease. A list waits for it once, and then has its boxes from
+// the directory soon; deletions that concern it delete nothing.
+func TestListsWithAHostThatHangs(t *testing.T) {
+	t.Parallel()
+	j, a, b, c := three(t)
+	own, other, far := j.make(a, ""), j.make(b, ""), j.make(c, "")
+	a.Until("the directory has all boxes", func() bool {
+		found, err := j.etcd.Client().Get(t.Context(), "/boxgate/test/boxes/"+c.id+"/"+far)
+		return err == nil && len(found.Kvs) == 1
+	})
+	signal := func(s syscall.Signal) {
+		t.Helper()
+		if err := c.Process.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	signal(syscall.SIGSTOP)
+	defer signal(syscall.SIGCONT)
+	states, silent := j.list(a)
+	if silent != c.id || states[far] != "unreachable" || states[own] == "" || states[other] == "" || states[other] == "unreachable" {
+		t.Errorf("%v, silent: %q", states, silent)
+	}
+	began := time.Now()
+	const times = 4
+	for range times {
+		if _, silent := j.list(a); silent != c.id {
+			t.Errorf("silent: %q", silent)
+		}
+	}
+	if took := time.Since(began); took > times*2500*time.Millisecond { // without its memory, each waits for three seconds
+		t.Errorf("%d lists took %v", times, took)
+	}
+	if resp, text := j.call(a, j.key, "DELETE", "/v2/box", map[string]any{"ids": []string{own, other, far}}); resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(text, "host_unreachable") {
+		t.Errorf("a deletion: %d %s", resp.StatusCode, text)
+	}
+	signal(syscall.SIGCONT)
+	a.Until("the host is listed again, and nothing was deleted", func() bool {
+		states, silent := j.list(a)
+		return silent == "" && len(states) == 3 && states[far] != "unreachable"
+	})
+}
