@@ -3,8 +3,7 @@ package etcdtest
 
 import (
 	"context"
-	"errors"
-	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -190,6 +189,36 @@ func (s *Server) Restart() {
 		text, _ := os.ReadFile(log.Name())
 		s.t.Fatalf("etcd does not serve: %v\n%s", err, text)
 	}
+}
+
+// Process returns the running server.
+func (s *Server) Process() *os.Process { return s.cmd.Process }
+
+// StartProxy starts etcd's gRPC proxy before the server, which merges the watches and leases of its clients. It ends with the test.
+func (s *Server) StartProxy() (endpoint string, process *os.Process) {
+	s.t.Helper()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	address := free.Addr().String()
+	_ = free.Close() // the proxy cannot choose a free port
+	cmd := exec.Command(program, "grpc-proxy", "start", "--endpoints="+s.Endpoint(), "--listen-addr="+address, "--advertise-client-url=", "--data-dir=proxy")
+	cmd.Dir = s.dir
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	endpoint = "http://" + address
+	client, err := fleet.Dial(fleet.Access{Endpoints: []string{endpoint}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	Until(s.t, "the proxy serves", func() bool { _, err := client.Get(ctx, "ready"); return err == nil })
+	return endpoint, cmd.Process
 }
 
 // Erase stops the server and removes its data, as an operator does before restoring a backup.
