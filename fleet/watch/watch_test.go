@@ -108,6 +108,33 @@ func TestFollowing(t *testing.T) {
 	}
 }
 
+// TestFollowingBehindAProxy: etcd's gRPC proxy tells no progress, so the follower lists again to know that it is current. It misses nothing.
+func TestFollowingBehindAProxy(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	at, _ := server.StartProxy()
+	client, err := fleet.Dial(fleet.Access{Endpoints: []string{at}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	direct := server.Client()
+	put(t, direct, "/w/a", "1")
+	f, u := follow(t, client, nil)
+	etcdtest.Until(t, "the listing", func() bool { return u.is(map[string]string{"/w/a": "1"}) })
+	put(t, direct, "/w/b", "2")
+	etcdtest.Until(t, "the change", func() bool { return u.is(map[string]string{"/w/a": "1", "/w/b": "2"}) })
+	for range 3 {
+		last := put(t, direct, "/v/z", "outside")
+		f.Hurry()
+		etcdtest.Until(t, "the follower is current", func() bool { return f.Current() && f.State().Revision >= last })
+	}
+	if u.steps() != 2 {
+		t.Errorf("%d steps", u.steps())
+	}
+	t.Logf("%d listings", f.State().Listings)
+}
+
 // TestManyKeysAreListedAtOneRevision: a listing of several pages, while keys change.
 func TestManyKeysAreListedAtOneRevision(t *testing.T) {
 	t.Parallel()
