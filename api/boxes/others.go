@@ -109,7 +109,7 @@ type chosen struct {
 	others map[string][]string // IDs or names by host
 }
 
-// choose finds the boxes of a call. Nothing has been deleted if it fails.
+// choose finds the boxes of a call, before the first is deleted.
 func (e *Endpoints) choose(r *http.Request, ids []string) (c chosen, err error) {
 	c.others = map[string][]string{}
 	var unknown []string

@@ -36,6 +36,7 @@ type Config struct {
 	Disks map[string]int64
 	// PublicTraffic opens the ports of a new box to anyone if its creator does not choose.
 	PublicTraffic bool
+	Fleet         bool // this host is a member of a fleet
 	// Bodies reads the bodies of requests.
 	Bodies strict.Bodies
 	Log    *zap.Logger

@@ -49,7 +49,11 @@ func (e *Endpoints) findTemplate(r *http.Request, id string) (template, error) {
 		return template{image: image.name}, nil
 	}
 	var list []snapshotInfo
-	for _, from := range []*http.Request{ofThisHost(r), r} { // other hosts of a fleet are asked for names, and IDs that this one has not
+	asked := []*http.Request{r}
+	if e.Fleet { // the other hosts are asked for names, and for IDs that this host does not have
+		asked = []*http.Request{ofThisHost(r), r}
+	}
+	for _, from := range asked {
 		var err error
 		if list, err = e.snapshots(from, ""); err != nil && !hasStatus(err, http.StatusForbidden) { // the key may not list snapshots
 			return template{}, err

@@ -18,11 +18,11 @@ import (
 
 // Hosts reaches the other hosts of the fleet; implemented by [boxgate/host/peerapi].
 type Hosts interface {
-	// Owner returns the other host that has a box; "": none is known to. An ID names its host, and a name is looked up in the directory. The
+	// Owner returns the other host that has a box; "" if it is not known. An ID names its host, and a name is looked up in the directory. The
 	// error is [problem.Unreachable] if the host is not a member, and an [api.ErrUnavailable] if the directory does not answer.
 	Owner(ctx context.Context, idOrName string) (host string, err error)
-	// Ask sends a call to other hosts, with the key of the caller of ctx, and returns their answers, in the order of the IDs of the hosts. A
-	// caller without a key gets none: other hosts know it not. The time, the size of the answers and the number of calls are bounded.
+	// Ask sends a call to other hosts, with the key of the caller of ctx, and returns their answers, in the order of the IDs of the hosts. The
+	// hosts know no caller without a key: the result is empty then. The time, the size of the answers and the number of calls are bounded.
 	Ask(ctx context.Context, c Call) []Answer
 	// Listed returns the boxes of a host in the directory, with IDs, names and labels only; empty if the directory does not answer.
 	Listed(ctx context.Context, host string) []api.Box
@@ -31,7 +31,7 @@ type Hosts interface {
 // Call is a call to several hosts.
 type Call struct {
 	Method, Path, Query string
-	// Bodies are the JSON bodies for the hosts that are asked, by ID; a nil one is none. A nil map: all other hosts, without a body.
+	// Bodies are the JSON bodies for the hosts that are asked, by ID; nil: no body. A nil map: all other hosts, without a body.
 	Bodies map[string][]byte
 	Time   time.Duration // for all answers. 0: three seconds
 }
@@ -44,7 +44,7 @@ type Answer struct {
 	Err    error // the host did not answer: status and body are not set
 }
 
-// Decode decodes a successful answer. Its error tells a client why there is none: the refusal of the host, or that it does not answer.
+// Decode decodes a successful answer. The error is for the client: the refusal of the host, or that it does not answer.
 func (a Answer) Decode(into any) error {
 	if a.Err != nil {
 		if _, known := errors.AsType[*problem.Refusal](a.Err); known {

@@ -47,7 +47,7 @@ func newDialect(a *API) (*dialect, error) {
 	}
 	d := &dialect{api: a, tokens: &token.Checker{Maker: a.E2B.Maker, Keys: a.E2B.Keys, May: a}}
 	d.control = e2b.New(e2b.Config{
-		Own: http.HandlerFunc(d.own), Maker: a.E2B.Maker, Domain: a.E2B.Domain, Images: a.E2B.Images, Disks: a.E2B.Disks, PublicTraffic: a.E2B.PublicTraffic, Bodies: a.bodies(), Log: a.Log,
+		Own: http.HandlerFunc(d.own), Maker: a.E2B.Maker, Domain: a.E2B.Domain, Images: a.E2B.Images, Disks: a.E2B.Disks, PublicTraffic: a.E2B.PublicTraffic, Bodies: a.bodies(), Fleet: a.Elsewhere != nil, Log: a.Log,
 	})
 	var err error
 	d.sandboxes, err = envd.New(envd.Config{

@@ -20,7 +20,6 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
-	"boxgate/api/access"
 	"boxgate/e2e/harness"
 	"boxgate/fleet"
 	"boxgate/fleet/node"
@@ -40,7 +39,7 @@ const (
 	mostCost = 2
 )
 
-// bareHop serves a reverse proxy with nothing but mutual TLS 1.3 to a host, as a member of the fleet, in the namespace of another one. It
+// bareHop serves a reverse proxy that adds mutual TLS 1.3 only, to a host, as a member of the fleet, in the namespace of another one. It
 // returns its address.
 func (j joined) bareHop(from, to *host) (address string) {
 	j.t.Helper()
@@ -90,7 +89,7 @@ func (j joined) bareHop(from, to *host) (address string) {
 		}},
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "https", "host.invalid", "localhost"
-			p.Out.Header.Set(access.PeerHeader, identity.Host)
+			p.Out.Header.Set("Boxgate-Fleet-Host", identity.Host)
 		},
 	}}
 	go func() { _ = server.Serve(ln) }()

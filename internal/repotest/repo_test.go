@@ -108,7 +108,7 @@ fleet/node: policy fleet fleet/certstore fleet/directory fleet/etcdtest fleet/me
 fleet/pki: policy
 fleet/roster: policy fleet fleet/directory fleet/etcdtest fleet/pki
 fleet/shared: fleet fleet/etcdtest fleet/watch internal/nightly
-fleet/watch: fleet fleet/etcdtest internal/nightly internal/required
+fleet/watch: fleet/etcdtest internal/nightly internal/required fleet
 kube: policy policy/dialect policy/document internal/nightly internal/required internal/lazyregexp
 ingress: policy audit internal/openid internal/peernet internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault internal/lazyregexp
@@ -138,10 +138,11 @@ api/apitest: policy audit api api/access api/files api/problem api/rest api/sche
 api/approvals: policy api api/apitest api/change api/history api/problem api/rest api/strict
 api/capture: policy api quota
 api/change: policy rule api api/rest policy/policytest
-api/boxes: policy rule agents api api/access api/change api/history api/problem api/rest api/spec api/strict internal/lazyregexp llm
+api/boxes: policy rule agents api api/access api/change api/history api/problem api/rest api/spec api/strict internal/lazyregexp llm api/elsewhere
 api/egress: policy audit api api/apitest api/problem api/rest api/stream api/strict observe policy/learn
 api/har: policy audit api api/apitest api/problem api/rest api/stream api/strict internal/buildinfo internal/memory proxy/har quota
-api/e2b: policy policy/dialect api api/apitest api/boxes api/lifecycle api/problem api/rest api/rules api/snapshots api/strict quota
+api/elsewhere: api api/access api/problem
+api/e2b: policy policy/dialect api api/apitest api/boxes api/lifecycle api/problem api/rest api/rules api/snapshots api/strict quota api/access
 api/e2b/token: policy api
 api/e2b/envd: policy api api/access api/apitest api/e2b/token api/files api/history api/problem api/process api/rest api/session api/spec api/strict internal/required quota
 api/process: policy api api/access api/problem api/rest api/session api/spec api/stream api/strict quota
@@ -159,13 +160,13 @@ api/openapi: api api/problem api/rest api/strict
 api/problem: policy api quota
 api/rest: policy api api/problem api/strict quota internal/lazyregexp llm
 api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
-api/server: policy llm rule/header audit api api/e2b api/e2b/envd api/e2b/token api/process api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/keysecrets api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
+api/server: policy llm rule/header audit api api/e2b api/e2b/envd api/e2b/token api/process api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/keysecrets api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals api/elsewhere
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/schema:
 api/session: policy api api/access api/history api/problem api/rest api/spec api/strict quota
 api/session/client: api
 api/settings: policy agents api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict llm rule/header
-api/snapshots: policy api api/history api/problem api/rest api/strict
+api/snapshots: policy api api/history api/problem api/rest api/strict api/elsewhere
 api/spec: policy policy/dialect rule rule/kinds api api/problem observe/replay policy/authority internal/lazyregexp llm
 api/stream:
 api/strict: policy api/problem quota
@@ -245,7 +246,7 @@ host/change: policy api internal/fault store store/history
 host/enforce: policy firewall internal/fault
 host/enforce/enforcetest: policy firewall
 host/webhook: policy internal/socket
-host/peerapi: policy fleet fleet/etcdtest fleet/directory fleet/node fleet/pki api api/access api/boxes api/problem api/rest audit internal/fault internal/peernet
+host/peerapi: policy fleet fleet/etcdtest fleet/directory fleet/node fleet/pki api api/access api/problem api/rest audit internal/fault api/elsewhere api/strict quota
 host/handover: policy
 host/handover/handovertest: policy host/handover
 host/approvals: policy api api/change audit boundary host/change host/state internal/fault internal/ratelimit internal/required store
@@ -287,10 +288,10 @@ cmd/gateway/command/cli: policy config api
 cmd/gateway/command/cni: policy config api cmd/gateway/command/cli host/sandboxns firewall/link firewall/network
 cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
-e2e/harness: host/bucket/buckettest secrets policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet
+e2e/harness: host/bucket/buckettest secrets policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet fleet/etcdtest
 e2e/harness/npm: internal/lab internal/testnet
 e2e/harness/gateway: e2e/harness cmd/gateway internal/fault
-e2e: fleet/etcdtest host/bucket/buckettest ingress/balancer policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab internal/testnet internal/testnet/models e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor store/history ui/preview llm
+e2e: fleet/etcdtest host/bucket/buckettest ingress/balancer policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab internal/testnet internal/testnet/models e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor store/history ui/preview llm fleet fleet/node fleet/pki fleet/roster
 `)
 
 // importTable parses lines of a package, a colon and the packages that it may import.
