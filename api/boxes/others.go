@@ -100,8 +100,11 @@ type unreachableView struct {
 	Host       string       `json:"host"`
 }
 
-// deleteTime bounds the deletion of boxes by other hosts.
-const deleteTime = 10 * time.Minute
+// Times of a deletion of boxes of several hosts.
+const (
+	findTime   = 10 * time.Second // for the names, which are looked up in the directory
+	deleteTime = 10 * time.Minute // for the other hosts
+)
 
 // chosen are boxes that a call deletes.
 type chosen struct {
@@ -113,6 +116,8 @@ type chosen struct {
 func (e *Endpoints) choose(r *http.Request, ids []string) (c chosen, err error) {
 	c.others = map[string][]string{}
 	var unknown []string
+	looking, cancel := context.WithTimeout(r.Context(), findTime)
+	defer cancel()
 	for _, id := range ids {
 		box, err := rest.FindBox(r.Context(), e.Boxes, id)
 		switch {
@@ -124,7 +129,7 @@ func (e *Endpoints) choose(r *http.Request, ids []string) (c chosen, err error) 
 		}
 		host := ""
 		if elsewhere.Whole(e.Others, r) {
-			if host, err = e.Others.Owner(r.Context(), id); err != nil {
+			if host, err = e.Others.Owner(looking, id); err != nil {
 				return c, err
 			}
 		}

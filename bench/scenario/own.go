@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -304,6 +306,56 @@ func decide() Scenario {
 		},
 		Targets: []Goal{atMost("policy.Decide", "", 300), atMost("its allocations", "", 0)},
 	}
+}
+
+// through measures calls for a box by another host of a fleet. The costs are ratios to a bare hop, measured in turns with it.
+func through() Scenario {
+	s := Scenario{
+		ID: "S15", Title: "Calls through another host of a fleet", Cost: timesHop,
+		Note: "GET of a box by another host of the fleet, compared with the same call by a bare httputil.ReverseProxy with mutual TLS 1.3 to the owner, in turns: the time by the clock of the median call, " +
+			"one after the other and 16 at a time, and of an upload of 64 MiB. It is the test TestCostOfACallThroughAnotherHost in e2e/fleet, with gateways, etcd and boxes of its own; p50 is the time through the host. Not measured where the source is not at hand.",
+	}
+	for _, name := range hopCases {
+		s.Cases = append(s.Cases, Case{Name: name, Coarse: true, Own: func(t Turn) ([]Sample, error) { return t.gateway.hop(t, name) }})
+		s.Targets = append(s.Targets, atMost(name, "", 2))
+	}
+	return s
+}
+
+// hopCases are the names of the cases, as the test prints them.
+var hopCases = []string{"calls one after the other", "16 calls at a time", "an upload of 64 MiB"}
+
+// hop returns a ratio of the test, which runs once per round.
+func (g *gateway) hop(t Turn, name string) ([]Sample, error) {
+	if g.hops.ratios == nil || g.hops.round != t.round {
+		cmd := exec.CommandContext(t.ctx, "go", "test", "-C", g.source, "-run", "^TestCostOfACallThroughAnotherHost$", "-count", "1", "-v", "./e2e/fleet")
+		cmd.Env = append(os.Environ(), "BOXGATE_NIGHTLY=1", "GATEWAY_TEST_COST_ROUNDS=3")
+		out, err := cmd.CombinedOutput()
+		g.hops.round, g.hops.ratios = t.round, parseHops(string(out))
+		if err != nil && len(g.hops.ratios) < len(hopCases) { // a missed target alone fails the test, too
+			return nil, fmt.Errorf("%w: %s", err, out[max(0, len(out)-1000):])
+		}
+	}
+	sample, ok := g.hops.ratios[name]
+	if !ok {
+		return nil, errors.New("the test does not measure " + name)
+	}
+	return []Sample{sample}, nil
+}
+
+// hopLine is a result of the test.
+var hopLine = regexp.MustCompile(`: ([a-zA-Z0-9 ]+): ([0-9.]+) times a bare hop \(.*; (\S+) and \S+`)
+
+// parseHops reads the ratios from the output of the test, by case.
+func parseHops(text string) map[string]Sample {
+	ratios := map[string]Sample{}
+	for _, m := range hopLine.FindAllStringSubmatch(text, -1) {
+		took, err := time.ParseDuration(m[3])
+		if ratio := number(m[2]); ratio > 0 && err == nil {
+			ratios[m[1]] = Sample{Cost: ratio, Rate: 1 / took.Seconds(), P50: float64(took) / 1e3}
+		}
+	}
+	return ratios
 }
 
 // observations measures the sums of the traffic of boxes.

@@ -84,7 +84,11 @@ type gateway struct {
 	name      string
 	source    string // directory of the module it was built from
 	furnished bool
-	decision  struct {
+	hops      struct {
+		round  int
+		ratios map[string]Sample
+	}
+	decision struct {
 		round           int
 		ns, allocations float64
 	}

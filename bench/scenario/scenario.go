@@ -110,6 +110,7 @@ const (
 	perCall    = "ns a call"
 	perAlloc   = "allocations a call"
 	perSecond  = "ms of CPU a second"
+	timesHop   = "times a bare hop"
 	megabytes  = "MB a second"
 )
 
@@ -117,7 +118,7 @@ const (
 func All(f Form) []Scenario {
 	all := []Scenario{
 		intercept(f), interceptHTTP2(f), newConnections(f), splice(f), names6(f), publicURL(f), memory(f), bulk(f),
-		router(f, "S8", f.Few, 0.97), steering(f), cuts(f), decide(), observations(), start(f), policyPut(f), boxes(f), // S9 leaves policies of many rules, which slow down a start
+		router(f, "S8", f.Few, 0.97), steering(f), cuts(f), decide(), observations(), through(), start(f), policyPut(f), boxes(f), // S9 leaves policies of many rules, which slow down a start
 	}
 	if f.Name == Short.Name { // its many boxes are too few to differ from S8
 		return all

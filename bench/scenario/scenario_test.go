@@ -92,6 +92,16 @@ func TestParseBenchmark(t *testing.T) {
 	}
 }
 
+func TestParseHops(t *testing.T) {
+	const text = "=== RUN   TestCost\n    cost_test.go:221: calls one after the other: 1.46 times a bare hop (median of 15 rounds, 1.26 to 1.92); 340µs and 230µs\n" +
+		"    cost_test.go:222: 16 calls at a time: 2.34 times a bare hop (median of 15 rounds, 0.97 to 1.68); 3.14ms and 2.35ms\n    cost_test.go:222: 16 calls at a time: more than 2 times a bare hop\n" +
+		"    cost_test.go:223: an upload of 64 MiB: 1.16 times a bare hop (median of 5 rounds, 0.66 to 1.60); 377.92ms and 334.45ms\n"
+	got := parseHops(text)
+	if len(got) != len(hopCases) || got[hopCases[0]].Cost != 1.46 || got[hopCases[0]].P50 != 340 || got[hopCases[1]].Cost != 2.34 || got[hopCases[2]].P50 != 377920 {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestMemoryIsThatOfTheConnections(t *testing.T) {
 	got := memoryGrowth(load.Result{Held: []load.Held{{Conns: 0, Bytes: 10 << 20}, {Conns: 512, Bytes: 18 << 20}}})
 	if len(got) != 1 || got[0].Cost != 16 || got[0].Conns != 512 {

@@ -11,7 +11,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -31,10 +33,10 @@ import (
 // The measurement of a call through another host.
 const (
 	costRounds   = 15
-	costCalls    = 150 // one after the other, and of each of the concurrent ones
+	costVariable = "GATEWAY_TEST_COST_ROUNDS" // environment variable with another number of rounds, for the scenario S15 of the bench
+	costCalls    = 150                        // one after the other, and of each of the concurrent ones
 	costAtOnce   = 16
 	costBody     = 64 << 20
-	costOfUpload = 5 // rounds with uploads
 	// mostCost is the bound of a call's time through another host, compared with a bare hop.
 	mostCost = 2
 )
@@ -207,12 +209,19 @@ func TestCostOfACallThroughAnotherHost(t *testing.T) {
 	}
 	path := "/v2/box/" + box
 	sequential, concurrent, upload := ratios{name: "calls one after the other"}, ratios{name: fmt.Sprintf("%d calls at a time", costAtOnce)}, ratios{name: "an upload of 64 MiB"}
-	for range costRounds {
+	rounds := costRounds
+	if text := os.Getenv(costVariable); text != "" {
+		var err error
+		if rounds, err = strconv.Atoi(text); err != nil || rounds < 1 {
+			t.Fatalf("%s=%s", costVariable, text)
+		}
+	}
+	for range rounds {
 		sequential.add(both(func(m measured) (time.Duration, error) { return m.median(t.Context(), path, 1) }))
 		concurrent.add(both(func(m measured) (time.Duration, error) { return m.median(t.Context(), path, costAtOnce) }))
 	}
 	form, kind := uploadOf(t, "/tmp/up", string(bytes.Repeat([]byte("0123456789abcdef"), costBody/16)))
-	for range costOfUpload {
+	for range max(rounds/3, 1) {
 		upload.add(both(func(m measured) (time.Duration, error) {
 			return m.do(t.Context(), http.MethodPost, path+"/files/upload", kind, strings.NewReader(form))
 		}))

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -149,21 +148,22 @@ func (c *Client) Ask(ctx context.Context, call elsewhere.Call) []elsewhere.Answe
 		}
 		defer end()
 	}
-	order := make([]int, len(answers))
-	late := make([]bool, len(answers))
-	for i, a := range answers {
-		order[i], late[i] = i, call.Bodies == nil && c.silent.lately(a.Host)
+	var order, late []*elsewhere.Answer
+	for i := range answers {
+		if a := &answers[i]; call.Bodies == nil && c.silent.lately(a.Host) {
+			late = append(late, a)
+		} else {
+			order = append(order, a)
+		}
 	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		return cmp.Compare(fmt.Sprint(late[a]), fmt.Sprint(late[b]))
-	})
+	punctual := len(order)
+	order = append(order, late...)
 	var running sync.WaitGroup
-	var next, bytes atomic.Int64
+	var next, total atomic.Int64
 	for range min(askAtOnce, len(order)) {
 		running.Go(func() {
 			for i := int(next.Add(1)) - 1; i < len(order); i = int(next.Add(1)) - 1 {
-				a := &answers[order[i]]
-				c.ask(asking, call, a, key, late[order[i]], &bytes)
+				c.ask(asking, call, order[i], key, i >= punctual, &total)
 			}
 		})
 	}
@@ -187,8 +187,8 @@ func (c *Client) answersOf(call elsewhere.Call) (answers []elsewhere.Answer) {
 	return answers
 }
 
-// ask asks one host. bytes counts the answers of all.
-func (c *Client) ask(ctx context.Context, call elsewhere.Call, a *elsewhere.Answer, key http.Header, late bool, bytes *atomic.Int64) {
+// ask asks one host. total counts the bytes of all answers.
+func (c *Client) ask(ctx context.Context, call elsewhere.Call, a *elsewhere.Answer, key http.Header, late bool, total *atomic.Int64) {
 	if late {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, silentAgain)
@@ -200,7 +200,7 @@ func (c *Client) ask(ctx context.Context, call elsewhere.Call, a *elsewhere.Answ
 	}
 	a.Status, a.Body, a.Err = c.read(ctx, h, call, key)
 	c.silent.note(a.Host, errors.Is(a.Err, context.DeadlineExceeded))
-	if a.Err == nil && bytes.Add(int64(len(a.Body))) > maxAnswers {
+	if a.Err == nil && total.Add(int64(len(a.Body))) > maxAnswers {
 		a.Body, a.Err = nil, errTooLong
 	}
 	if a.Err != nil {
