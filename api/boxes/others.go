@@ -36,6 +36,12 @@ type listed struct {
 	view      any
 }
 
+// Bounds of the boxes that a list takes from the directory, for hosts that did not answer.
+const (
+	directoryTime = 5 * time.Second // for all of them, with the answers
+	maxAbsent     = 10_000          // boxes
+)
+
 // withOthers adds the boxes of other hosts to the list, oldest first. If a host did not answer, callers who see every box see
 // its entries in the directory, with status unreachable. For others it is not known which of them they see.
 func (e *Endpoints) withOthers(w http.ResponseWriter, r *http.Request, own []boxView, filter api.BoxFilter) []any {
@@ -44,15 +50,20 @@ func (e *Endpoints) withOthers(w http.ResponseWriter, r *http.Request, own []box
 		all = append(all, listed{v.CreatedAt, v})
 	}
 	var silent []string
+	var absent []listed
+	looking, cancel := context.WithTimeout(r.Context(), directoryTime)
+	defer cancel()
 	for _, a := range e.Others.Ask(r.Context(), elsewhere.Call{Method: http.MethodGet, Path: "/v2/box", Query: r.URL.RawQuery}) {
 		var list []json.RawMessage
 		if a.Decode(&list) == nil {
 			all = append(all, listedOf(list)...)
 			continue
 		}
-		silent = append(silent, a.Host)
-		all = append(all, e.unreachable(r, a.Host, filter)...)
+		if silent = append(silent, a.Host); len(absent) < maxAbsent {
+			absent = append(absent, e.unreachable(looking, a.Host, filter)...)
+		}
 	}
+	all = append(all, absent[:min(len(absent), maxAbsent)]...)
 	elsewhere.NameSilent(w, silent)
 	slices.SortStableFunc(all, func(a, b listed) int { return cmp.Compare(a.createdAt, b.createdAt) })
 	views := make([]any, 0, len(all))
@@ -75,11 +86,11 @@ func listedOf(list []json.RawMessage) (out []listed) {
 }
 
 // unreachable returns the boxes of a host that did not answer, if the caller sees them.
-func (e *Endpoints) unreachable(r *http.Request, host string, filter api.BoxFilter) (out []listed) {
-	if !seesAll(api.CallerOf(r.Context())) || len(filter.Metadata) > 0 {
+func (e *Endpoints) unreachable(ctx context.Context, host string, filter api.BoxFilter) (out []listed) {
+	if !seesAll(api.CallerOf(ctx)) || len(filter.Metadata) > 0 {
 		return nil
 	}
-	for _, b := range e.Others.Listed(r.Context(), host) {
+	for _, b := range e.Others.Listed(ctx, host) {
 		if filter.Label == "" || slices.Contains(b.Labels, filter.Label) {
 			out = append(out, listed{0, unreachableView{b.ID, api.CustomerID, b.Name, orEmpty(b.Labels), api.StatusUnreachable, host}})
 		}

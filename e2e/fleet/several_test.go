@@ -30,6 +30,7 @@ func TestCallsToSeveralHosts(t *testing.T) {
 	a.Until("the snapshot is ready", func() bool {
 		return strings.Contains(j.must(c, 200, "GET", "/v2/box/snapshots", nil), `"status":"ready"`)
 	})
+	j.strange(a, b, boxes[1], snapshot.ID)
 	text = j.must(a, 201, "POST", "/v2/box/from-snapshot", map[string]any{"snapshot_id": snapshot.ID, "name": "copy"})
 	if !strings.Contains(text, `"id":"`+b.id) {
 		t.Errorf("the box of the snapshot: %s", text)
@@ -50,6 +51,33 @@ func TestCallsToSeveralHosts(t *testing.T) {
 	for _, h := range j.hosts {
 		if states, _ := j.list(h); len(states) != 0 {
 			t.Errorf("boxes are left: %v", states)
+		}
+	}
+}
+
+// strange makes calls with keys of the fleet that do not see a box and a snapshot of host b, or may not change them.
+func (j joined) strange(a, b *host, box, snapshot string) {
+	j.t.Helper()
+	for role, want := range map[string]int{"box-creator": http.StatusNotFound, "read-only": http.StatusForbidden} {
+		var made struct{ Key string }
+		if err := json.Unmarshal([]byte(j.must(a, 201, "POST", "/v2/api-keys", map[string]any{"name": role, "role": role})), &made); err != nil {
+			j.t.Fatal(err)
+		}
+		b.Until("the other host knows the key", func() bool {
+			resp, _ := j.call(b, made.Key, "GET", "/v2/box", nil)
+			return resp.StatusCode == http.StatusOK
+		})
+		for _, c := range []struct {
+			method, path string
+			body         any
+		}{
+			{"DELETE", "/v2/box", map[string]any{"ids": []string{box}}},
+			{"DELETE", "/v2/box/snapshots", map[string]any{"ids": []string{snapshot}}},
+			{"POST", "/v2/box/from-snapshot", map[string]any{"snapshot_id": snapshot}},
+		} {
+			if resp, text := j.call(a, made.Key, c.method, c.path, c.body); resp.StatusCode != want {
+				j.t.Errorf("%s: %s %s: %d %s", role, c.method, c.path, resp.StatusCode, text)
+			}
 		}
 	}
 }
