@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -129,13 +130,15 @@ func (s *silences) lately(host string) bool {
 	return time.Since(s.since[host]) < silentFor
 }
 
-// Ask implements [elsewhere.Hosts]. Hosts that were silent lately come last, with less time.
+// Ask implements [elsewhere.Hosts]. Hosts that were silent lately come last, with less time. With more hosts than are asked at a time, each
+// has a share of the time, so that hosts which hang do not take the turn of the others.
 func (c *Client) Ask(ctx context.Context, call elsewhere.Call) []elsewhere.Answer {
 	key, ok := access.ShownKey(ctx)
 	if !ok {
 		return nil
 	}
-	asking, cancel := context.WithTimeout(ctx, cmp.Or(call.Time, askTimeout))
+	limit := cmp.Or(call.Time, askTimeout)
+	asking, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	answers := c.answersOf(call)
 	if call.Bodies == nil {
@@ -156,14 +159,24 @@ func (c *Client) Ask(ctx context.Context, call elsewhere.Call) []elsewhere.Answe
 			order = append(order, a)
 		}
 	}
-	punctual := len(order)
+	punctual, each := len(order), limit
+	if punctual > askAtOnce {
+		each = max(silentAgain, limit*askAtOnce/time.Duration(punctual))
+	}
+	for _, part := range [][]*elsewhere.Answer{order, late} {
+		rand.Shuffle(len(part), func(i, j int) { part[i], part[j] = part[j], part[i] })
+	}
 	order = append(order, late...)
 	var running sync.WaitGroup
 	var next, total atomic.Int64
 	for range min(askAtOnce, len(order)) {
 		running.Go(func() {
 			for i := int(next.Add(1)) - 1; i < len(order); i = int(next.Add(1)) - 1 {
-				c.ask(asking, call, order[i], key, i >= punctual, &total)
+				limit := each
+				if i >= punctual {
+					limit = silentAgain
+				}
+				c.ask(asking, call, order[i], key, limit, &total)
 			}
 		})
 	}
@@ -188,12 +201,12 @@ func (c *Client) answersOf(call elsewhere.Call) (answers []elsewhere.Answer) {
 }
 
 // ask asks one host. total counts the bytes of all answers.
-func (c *Client) ask(ctx context.Context, call elsewhere.Call, a *elsewhere.Answer, key http.Header, late bool, total *atomic.Int64) {
-	if late {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, silentAgain)
-		defer cancel()
+func (c *Client) ask(ctx context.Context, call elsewhere.Call, a *elsewhere.Answer, key http.Header, limit time.Duration, total *atomic.Int64) {
+	if a.Err = ctx.Err(); a.Err != nil {
+		return // it was not asked, which is not its fault
 	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	var h fleet.Host
 	if h, a.Err = c.member(a.Host); a.Err != nil {
 		return

@@ -246,7 +246,7 @@ host/change: policy api internal/fault store store/history
 host/enforce: policy firewall internal/fault
 host/enforce/enforcetest: policy firewall
 host/webhook: policy internal/socket
-host/peerapi: policy fleet fleet/etcdtest fleet/directory fleet/node fleet/pki api api/access api/problem api/rest audit internal/fault api/elsewhere api/strict quota
+host/peerapi: policy fleet fleet/etcdtest fleet/directory fleet/node fleet/pki fleet/roster api api/access api/problem api/rest audit internal/fault api/elsewhere api/strict quota
 host/handover: policy
 host/handover/handovertest: policy host/handover
 host/approvals: policy api api/change audit boundary host/change host/state internal/fault internal/ratelimit internal/required store
