@@ -50,7 +50,7 @@ func (a *API) servedElsewhere(w *rest.Writer, r *http.Request, pattern string) b
 	case "createBox":
 		return a.spread(w, r, r, r.URL.Query().Get("placement"), fail) // the endpoint refuses other values
 	case "createBoxFromSnapshot":
-		return a.createdElsewhere(w, r, r, "snapshot_id", fail)
+		return a.createdElsewhere(w, r, fail)
 	}
 	host, err := a.hostFor(r, pattern)
 	if err != nil {

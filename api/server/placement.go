@@ -140,22 +140,23 @@ func (a *API) peek(w http.ResponseWriter, r, original *http.Request, into any) e
 }
 
 // createdElsewhere sends the creation of a box from a snapshot to the host that has the snapshot.
-func (a *API) createdElsewhere(w *rest.Writer, r, original *http.Request, field string, fail func(error)) bool {
+func (a *API) createdElsewhere(w *rest.Writer, r *http.Request, fail func(error)) bool {
 	if _, ok := access.ShownKey(r.Context()); !ok {
 		return false
 	}
-	body := map[string]json.RawMessage{}
-	err := a.peek(w, r, original, &body)
-	var id, host string
-	if err == nil && json.Unmarshal(body[field], &id) == nil {
-		if host = a.snapshotHost(r.Context(), id); host != "" {
+	var body struct {
+		SnapshotID string `json:"snapshot_id"`
+	}
+	host, err := "", a.peek(w, r, r, &body)
+	if err == nil {
+		if host = a.snapshotHost(r.Context(), body.SnapshotID); host != "" {
 			err = leaves(r, "createBoxFromSnapshot", "")
 		}
 	}
 	if err != nil {
 		a.recordRefusal(r, "POST /v2/box/from-snapshot", err)
 	}
-	return a.forwarded(w, original, host, err, fail)
+	return a.forwarded(w, r, host, err, fail)
 }
 
 // The ID of a snapshot: the digits of its host follow the prefix, and 16 random ones. In earlier versions all 16 digits were random.
