@@ -22,6 +22,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/access"
+	"boxgate/api/elsewhere"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/audit"
@@ -341,3 +342,28 @@ func (s steady) Write(b []byte) (int, error) { return rest.SteadyWriter(s.Respon
 
 // Unwrap lets [http.ResponseController] reach the connection.
 func (s steady) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+
+// send sends a request of this gateway with a caller's key.
+func (c *Client) send(ctx context.Context, h fleet.Host, call elsewhere.Call, key http.Header) (*http.Response, error) {
+	release, err := c.acquire(h.ID, mostStreams)
+	if err != nil {
+		return nil, err
+	}
+	r, err := http.NewRequestWithContext(ctx, call.Method, "https://"+poolName(h)+call.Path, bytes.NewReader(call.Bodies[h.ID]))
+	if err != nil {
+		release()
+		return nil, err
+	}
+	r.URL.RawQuery, r.Header, r.Host = call.Query, key.Clone(), "localhost"
+	r.Header.Set(access.PeerHeader, c.fleet.Identity.Host)
+	if len(call.Bodies[h.ID]) > 0 {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := c.transport.RoundTrip(r)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	resp.Body = releasing{resp.Body, release}
+	return resp, nil
+}

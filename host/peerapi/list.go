@@ -1,7 +1,6 @@
 package peerapi
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -192,12 +191,15 @@ func (c *Client) answersOf(call elsewhere.Call) (answers []elsewhere.Answer) {
 		}
 		return answers
 	}
-	for _, h := range c.fleet.LastMembers() {
-		if h.ID != c.fleet.Identity.Host {
-			answers = append(answers, elsewhere.Answer{Host: h.ID})
-		}
+	for _, h := range c.others() {
+		answers = append(answers, elsewhere.Answer{Host: h.ID})
 	}
 	return answers
+}
+
+// others returns the other members, as last known.
+func (c *Client) others() []fleet.Host {
+	return slices.DeleteFunc(c.fleet.LastMembers(), func(h fleet.Host) bool { return h.ID == c.fleet.Identity.Host })
 }
 
 // ask asks one host. total counts the bytes of all answers.
@@ -236,31 +238,6 @@ func (c *Client) read(ctx context.Context, h fleet.Host, call elsewhere.Call, ke
 		err = errTooLong
 	}
 	return resp.StatusCode, text, err
-}
-
-// send sends a request of this gateway with a caller's key.
-func (c *Client) send(ctx context.Context, h fleet.Host, call elsewhere.Call, key http.Header) (*http.Response, error) {
-	release, err := c.acquire(h.ID, mostStreams)
-	if err != nil {
-		return nil, err
-	}
-	r, err := http.NewRequestWithContext(ctx, call.Method, "https://"+poolName(h)+call.Path, bytes.NewReader(call.Bodies[h.ID]))
-	if err != nil {
-		release()
-		return nil, err
-	}
-	r.URL.RawQuery, r.Header, r.Host = call.Query, key.Clone(), "localhost"
-	r.Header.Set(access.PeerHeader, c.fleet.Identity.Host)
-	if len(call.Bodies[h.ID]) > 0 {
-		r.Header.Set("Content-Type", "application/json")
-	}
-	resp, err := c.transport.RoundTrip(r)
-	if err != nil {
-		release()
-		return nil, err
-	}
-	resp.Body = releasing{resp.Body, release}
-	return resp, nil
 }
 
 // Listed implements [elsewhere.Hosts].
