@@ -87,7 +87,7 @@ func listedOf(list []json.RawMessage) (out []listed) {
 
 // unreachable returns the boxes of a host that did not answer, if the caller sees them.
 func (e *Endpoints) unreachable(ctx context.Context, host string, filter api.BoxFilter) (out []listed) {
-	if !seesAll(api.CallerOf(ctx)) || len(filter.Metadata) > 0 {
+	if !SeesAll(api.CallerOf(ctx)) || len(filter.Metadata) > 0 {
 		return nil
 	}
 	for _, b := range e.Others.Listed(ctx, host) {

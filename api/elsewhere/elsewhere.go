@@ -22,7 +22,7 @@ type Hosts interface {
 	// error is [problem.Unreachable] if the host is not a member, and an [api.ErrUnavailable] if the directory does not answer.
 	Owner(ctx context.Context, idOrName string) (host string, err error)
 	// Ask sends a call to other hosts, with the key of the caller of ctx, and returns their answers, in the order of the IDs of the hosts. The
-	// hosts know no caller without a key: the result is empty then. The time, the size of the answers and the number of calls are bounded.
+	// result is empty for callers without a key of the fleet, whom other hosts do not know. The time, the size of the answers and the number of calls are bounded.
 	Ask(ctx context.Context, c Call) []Answer
 	// Listed returns the boxes of a host in the directory, with IDs, names and labels only; empty if the directory does not answer.
 	Listed(ctx context.Context, host string) []api.Box
@@ -65,13 +65,13 @@ func (a Answer) Decode(into any) error {
 	return nil
 }
 
-// Whole reports whether a request concerns the objects of all hosts: it came from a client with a key, not through another host.
+// Whole reports whether a request concerns the objects of all hosts: it came from a client with a key of the fleet, not through another host.
 func Whole(h Hosts, r *http.Request) bool {
 	if h == nil || r.Header[access.PeerHeader] != nil {
 		return false
 	}
 	_, ok := access.ShownKey(r.Context())
-	return ok
+	return ok && api.CallerOf(r.Context()).Fleet
 }
 
 // SilentHeader is the header of a list with the IDs of the hosts that did not answer.

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"io"
 	"net/http"
@@ -66,8 +65,11 @@ func (a *API) hostFor(r *http.Request, pattern string) (host string, err error) 
 		return "", nil
 	}
 	id := segment(r, 3)
+	if access.MayElsewhere(r.Context(), a.ids[pattern], id) != nil {
+		return "", nil // this host refuses it as well, without a look-up
+	}
 	if host, err = a.ownerOf(r.Context(), id); err == nil && host != "" {
-		err = leaves(r, a.ids[pattern], id)
+		err = leaves(r)
 	}
 	return host, err
 }
@@ -166,7 +168,7 @@ func (d *dialect) controlElsewhere(w *rest.Writer, r, original *http.Request) bo
 // configuration has it.
 func (d *dialect) createdElsewhere(w *rest.Writer, r, original *http.Request, fail func(error)) bool {
 	a := d.api
-	if _, ok := access.ShownKey(r.Context()); !ok {
+	if leaves(r) != nil {
 		return false
 	}
 	var body struct {
@@ -200,7 +202,7 @@ func (d *dialect) own(w http.ResponseWriter, r *http.Request) {
 		a.answers.Fail(w, r, noRoute(a.mux, w, r))
 		return
 	}
-	if _, keyed := access.ShownKey(r.Context()); keyed && a.mayLeave(r) {
+	if a.mayLeave(r) && leaves(r) == nil {
 		host, err := a.hostFor(r, pattern)
 		if err != nil {
 			a.answers.Fail(w, r, err)

@@ -124,8 +124,9 @@ func (e *Endpoints) takeSnapshot(w http.ResponseWriter, r *http.Request) (rest.R
 func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	list, err := e.visible(r, "")
 	if err != nil || !elsewhere.Whole(e.Others, r) {
-		return e.listReply(list, err)
+		return e.listReply(w, list, err)
 	}
+	e.nameStore(w)
 	others, silent := e.elsewhere(r, list)
 	elsewhere.NameSilent(w, silent)
 	views := make([]snapshotView, 0, len(list)+len(others))
@@ -201,10 +202,15 @@ func (e *Endpoints) ofBox(r *http.Request) ([]api.Snapshot, policy.BoxID, error)
 	return list, id, nil
 }
 
-func (e *Endpoints) listReply(w http.ResponseWriter, list []api.Snapshot, err error) (rest.Reply, error) {
+// nameStore sets [StoreHeader] if the store of several hosts does not answer.
+func (e *Endpoints) nameStore(w http.ResponseWriter) {
 	if shared, ok := e.Host.(Sharing); ok && shared.SnapshotStoreAway() {
 		w.Header().Set(StoreHeader, "unreachable")
 	}
+}
+
+func (e *Endpoints) listReply(w http.ResponseWriter, list []api.Snapshot, err error) (rest.Reply, error) {
+	e.nameStore(w)
 	views := make([]snapshotView, 0, len(list))
 	for _, s := range list {
 		views = append(views, view(s))

@@ -66,9 +66,9 @@ func behindHAProxy(t *testing.T, change func(*config.Config)) *balanced {
 			change(c)
 		}
 	})
-	w := &balanced{t: t, a: j.hosts[0], b: j.hosts[1], c: j.hosts[2], lan: lan, roots: x509.NewCertPool()}
+	w := &balanced{t: t, a: j.hosts[0], b: j.hosts[1], c: j.hosts[2], lan: lan.NS(), roots: x509.NewCertPool()}
 	for _, args := range [][]string{{"link", "set", "lo", "up"}, {"address", "add", balancerAddress + "/24", "dev", "switch"}, {"address", "add", visitorAddress + "/24", "dev", "switch"}} {
-		if out, err := lan.Run(t.Context(), "ip", args...); err != nil {
+		if out, err := lan.NS().Run(t.Context(), "ip", args...); err != nil {
 			t.Fatalf("ip %v: %v: %s", args, err, out)
 		}
 	}

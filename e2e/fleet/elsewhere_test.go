@@ -28,21 +28,42 @@ import (
 
 // joined are three members of one fleet whose gateways reach each other over a switch of their own.
 type joined struct {
-	t     *testing.T
-	etcd  *etcdtest.Server
-	hosts []*host
-	key   string
+	t        *testing.T
+	etcd     *etcdtest.Server
+	hosts    []*host
+	operator string // a key that each host has for itself
+	key      string // of the fleet, with the role admin; a fenced host refuses it
 }
 
-// three returns three members.
+// address returns the address of a host on the switch.
+func address(i int) string { return new(harness.Switch).Address(i) }
+
+// three returns three members that take admin calls of each other.
 func three(t *testing.T) (j joined, a, b, c *host) {
 	t.Helper()
-	etcd, lan := etcdtest.Start(t), harness.NewSwitch(t)
-	j = joined{t: t, etcd: etcd, key: store.NewKey().Reveal()}
+	j, _ = switched(t, func(i int, c *config.Config) {
+		c.Fleet.Advertise = address(i) + ":8700"
+		c.E2B.Enabled = true
+	})
+	for _, h := range j.hosts {
+		h.Until("the host reaches the others", func() bool {
+			resp, _ := j.call(h, j.key, "GET", "/v2/box", nil)
+			return resp.StatusCode == http.StatusOK && resp.Header.Get("Boxgate-Unreachable-Hosts") == ""
+		})
+	}
+	return j, j.hosts[0], j.hosts[1], j.hosts[2]
+}
+
+// switched returns three members, and their switch. change edits the configuration of each.
+func switched(t *testing.T, change func(i int, c *config.Config)) (j joined, lan *harness.Switch) {
+	t.Helper()
+	etcd := etcdtest.Start(t)
+	lan = harness.NewSwitch(t)
+	j = joined{t: t, etcd: etcd, operator: store.NewKey().Reveal()}
 	for i := range 3 {
 		h := &host{World: harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
-			c.Fleet = config.Fleet{Name: "test", Endpoints: []string{etcd.Endpoint()}, Advertise: lan.Address(i) + ":8700"}
-			c.E2B.Enabled = true
+			c.Fleet = config.Fleet{Name: "test", Endpoints: []string{etcd.Endpoint()}}
+			change(i, c)
 		}})}
 		lan.Attach(h.Net.Gateway())
 		if j.hosts = append(j.hosts, h); i == 0 {

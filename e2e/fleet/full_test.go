@@ -29,8 +29,8 @@ func (h *host) newKey(name string) (status int, text string) {
 	return http.StatusOK, ""
 }
 
-// named tries to make a box with a name.
-func (h *host) named(name string) (status int) {
+// makesNamed tries to make a box with a name.
+func (h *host) makesNamed(name string) (status int) {
 	h.T.Helper()
 	err := h.Client.Do(h.T.Context(), "POST", "/v2/box", map[string]any{"name": name, "network_policy": map[string]any{"mode": "deny-all"}}, nil)
 	if refused := (*api.ResponseError)(nil); errors.As(err, &refused) {
@@ -60,7 +60,7 @@ func TestEtcdAtItsQuota(t *testing.T) {
 	etcd := etcdtest.StartWith(t, "--quota-backend-bytes=4194304")
 	a, b := two(t, etcd)
 	box, _, _ := a.create()
-	if status := a.named("before"); status != http.StatusOK {
+	if status := a.makesNamed("before"); status != http.StatusOK {
 		t.Fatal(status)
 	}
 	client := etcd.Client()
@@ -75,7 +75,7 @@ func TestEtcdAtItsQuota(t *testing.T) {
 		if status, text := h.newKey("full"); status != http.StatusServiceUnavailable {
 			t.Errorf("a key: %d %s", status, text)
 		}
-		if status := h.named("full"); status != http.StatusServiceUnavailable {
+		if status := h.makesNamed("full"); status != http.StatusServiceUnavailable {
 			t.Errorf("a name: %d", status)
 		}
 	}
@@ -107,8 +107,8 @@ func TestEtcdAtItsQuota(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Until("shared objects change again", func() bool { status, _ := b.newKey("later"); return status == http.StatusOK })
-	b.Until("names are claimed again", func() bool { return b.named("full") == http.StatusOK })
-	if status := b.named("before"); status != http.StatusOK {
+	b.Until("names are claimed again", func() bool { return b.makesNamed("full") == http.StatusOK })
+	if status := b.makesNamed("before"); status != http.StatusOK {
 		t.Errorf("the name of a box that was deleted meanwhile: %d", status)
 	}
 	a.goesOn(box, "with-room")

@@ -42,7 +42,17 @@ func TestCallsToSeveralHosts(t *testing.T) {
 	if text := j.must(a, 200, "GET", "/v2/box/snapshots", nil); strings.Contains(text, snapshot.ID) {
 		t.Errorf("the snapshot is not deleted: %s", text)
 	}
-	text = j.must(a, 200, "DELETE", "/v2/box", map[string]any{"ids": []string{boxes[0], "web", boxes[2], "copy"}})
+	var placed struct{ ID string }
+	a.command(0, "", "fleet", "cordon", a.id)
+	a.Until("the box is made on another host", func() bool {
+		text := a.command(0, "", "box", "create", "--placement", "spread", "--policy", "deny-all", "--json")
+		if err := json.Unmarshal([]byte(text), &placed); err != nil {
+			t.Fatal(text, err)
+		}
+		boxes = append(boxes, placed.ID)
+		return !strings.HasPrefix(placed.ID, a.id)
+	})
+	text = j.must(a, 200, "DELETE", "/v2/box", map[string]any{"ids": append([]string{boxes[0], "web", "copy"}, boxes[2:]...)})
 	for _, box := range boxes {
 		if !strings.Contains(text, box) {
 			t.Errorf("%s is not among the deleted: %s", box, text)

@@ -42,6 +42,9 @@ func (s *Switch) ip(ns *testnet.NS, args ...string) {
 	}
 }
 
+// NS returns the namespace of the switch.
+func (s *Switch) NS() *testnet.NS { return s.ns }
+
 // Address returns the address of a host, by its number from 0.
 func (s *Switch) Address(i int) string { return fmt.Sprintf("10.213.0.%d", i+1) }
 

@@ -3,6 +3,8 @@ package etcdtest
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"

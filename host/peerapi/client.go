@@ -345,7 +345,7 @@ func (s steady) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
 // send sends a request of this gateway with a caller's key.
 func (c *Client) send(ctx context.Context, h fleet.Host, call elsewhere.Call, key http.Header) (*http.Response, error) {
-	release, err := c.acquire(h.ID, mostStreams)
+	release, err := c.acquire(h.ID, holderOf(ctx, ""))
 	if err != nil {
 		return nil, err
 	}

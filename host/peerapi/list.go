@@ -133,15 +133,16 @@ func (s *silences) lately(host string) bool {
 // has a share of the time, so that hosts which hang do not take the turn of the others.
 func (c *Client) Ask(ctx context.Context, call elsewhere.Call) []elsewhere.Answer {
 	key, ok := access.ShownKey(ctx)
-	if !ok {
+	caller := api.CallerOf(ctx)
+	if !ok || !caller.Fleet {
 		return nil
 	}
 	limit := cmp.Or(call.Time, askTimeout)
 	asking, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	answers := c.answersOf(call)
+	answers := c.answersOf(call, caller)
 	if call.Bodies == nil {
-		end, err := c.turns.take(asking, api.CallerOf(ctx).Holder())
+		end, err := c.turns.take(asking, caller.Holder())
 		if err != nil {
 			for i := range answers {
 				answers[i].Err = err
@@ -183,8 +184,9 @@ func (c *Client) Ask(ctx context.Context, call elsewhere.Call) []elsewhere.Answe
 	return answers
 }
 
-// answersOf returns the hosts that a call goes to, without their answers.
-func (c *Client) answersOf(call elsewhere.Call) (answers []elsewhere.Answer) {
+// answersOf returns the hosts that a call goes to, without their answers. A key for one box, which the box may have, causes no calls to other
+// hosts than that of the box.
+func (c *Client) answersOf(call elsewhere.Call, caller api.Caller) (answers []elsewhere.Answer) {
 	if call.Bodies != nil {
 		for _, host := range slices.Sorted(maps.Keys(call.Bodies)) {
 			answers = append(answers, elsewhere.Answer{Host: host})
@@ -192,7 +194,9 @@ func (c *Client) answersOf(call elsewhere.Call) (answers []elsewhere.Answer) {
 		return answers
 	}
 	for _, h := range c.others() {
-		answers = append(answers, elsewhere.Answer{Host: h.ID})
+		if caller.Role != api.RoleBox || strings.HasPrefix(string(caller.Box), h.ID) {
+			answers = append(answers, elsewhere.Answer{Host: h.ID})
+		}
 	}
 	return answers
 }

@@ -108,7 +108,7 @@ fleet/node: policy fleet fleet/certstore fleet/directory fleet/etcdtest fleet/me
 fleet/pki: policy
 fleet/roster: policy fleet fleet/directory fleet/etcdtest fleet/pki
 fleet/shared: fleet fleet/etcdtest fleet/watch internal/nightly
-fleet/watch: fleet/etcdtest internal/nightly internal/required fleet
+fleet/watch: fleet fleet/etcdtest internal/nightly internal/required
 kube: policy policy/dialect policy/document internal/nightly internal/required internal/lazyregexp
 ingress: policy audit internal/openid internal/peernet internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault internal/lazyregexp
@@ -246,7 +246,7 @@ host/change: policy api internal/fault store store/history
 host/enforce: policy firewall internal/fault
 host/enforce/enforcetest: policy firewall
 host/webhook: policy internal/socket
-host/peerapi: policy fleet fleet/etcdtest fleet/directory fleet/node fleet/pki fleet/roster api api/access api/problem api/rest audit internal/fault api/elsewhere api/strict quota
+host/peerapi: policy fleet fleet/etcdtest fleet/directory fleet/node fleet/pki api api/access api/problem api/rest audit internal/fault internal/peernet fleet/roster api/elsewhere api/strict quota
 host/handover: policy
 host/handover/handovertest: policy host/handover
 host/approvals: policy api api/change audit boundary host/change host/state internal/fault internal/ratelimit internal/required store

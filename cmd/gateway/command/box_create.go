@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,9 +21,9 @@ import (
 
 // boxCreate holds the flags of `gateway box create`.
 type boxCreate struct {
-	name, size, runtime, user, home, policy, headers, snapshot string
-	sources, limits, labels, metadata                          []string
-	more                                                       boxes.CreateFlags
+	name, size, runtime, user, home, policy, headers, snapshot, placement string
+	sources, limits, labels, metadata                                     []string
+	more                                                                  boxes.CreateFlags
 }
 
 func newBoxCreate(o *cli.Options) *cobra.Command {
@@ -37,6 +38,12 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 				return err
 			}
 			path := "/v2/box"
+			if c.placement != "" {
+				if c.snapshot != "" {
+					return cli.Usagef("a box is made of a snapshot on the host that has it; leave out --placement")
+				}
+				path += "?placement=" + url.QueryEscape(c.placement)
+			}
 			if c.snapshot != "" {
 				path, body["snapshot_id"] = path+"/from-snapshot", c.snapshot
 			}
@@ -65,6 +72,7 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 	f.StringVar(&c.policy, "policy", "", "network policy: "+cli.BoxPolicyHelp+" (default: the gateway's policy.default)")
 	f.StringVar(&c.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -; a file keeps secrets out of the process list`)
 	f.StringVar(&c.snapshot, "from-snapshot", "", "ID of a snapshot with the files of the box; also its size and policy unless they are given")
+	f.StringVar(&c.placement, "placement", "", "the host for the box in a fleet: here, or spread for the emptier of two (default: fleet.placement)")
 	f.StringArrayVar(&c.labels, "label", nil, labelHelp)
 	f.StringArrayVar(&c.metadata, "metadata", nil, "text about the box for your programs, KEY=VALUE (may be repeated)")
 	f.StringArrayVar(&c.sources, "source", nil, sourceHelp)

@@ -66,6 +66,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		{"headers set {", "JSON or YAML", cli.ExitUsage},
 		{"headers set a.example --header X-Key=@" + dir + "/none", "there is no file", cli.ExitFailed},
 		{"box create --env X", "NAME=VALUE", cli.ExitUsage},
+		{"box create --placement spread --from-snapshot snap_1", "leave out --placement", cli.ExitUsage},
 		{"box list", dir + "/none.sock: nothing listens there", cli.ExitFailed},
 		{"box list --admin http://127.0.0.1:1", "nothing listens there", cli.ExitFailed},
 		{"box list --admin http://[::1", "neither the URL nor the socket", cli.ExitFailed},
