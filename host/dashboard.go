@@ -27,7 +27,7 @@ func (h *Host) withDashboard(admin *server.API) http.Handler {
 		},
 		Record: admin.RecordSession, Issuer: h.parts.adminIssuer(),
 	})
-	pages = ui.New(ui.Options{API: admin, Sessions: sessions, Log: h.parts.log})
+	pages = ui.New(ui.Options{API: admin, Sessions: sessions, Fleet: h.parts.fleet != nil, Log: h.parts.log})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		local, overTCP := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 		switch {

@@ -50,7 +50,7 @@ func (p *parts) openFleet(ctx context.Context) error {
 		return err
 	}
 	p.openPeerAPI()
-	return p.metrics.Register(p.fleet)
+	return errors.Join(p.metrics.Register(p.fleet), p.metrics.Register(p.peerAPI.client))
 }
 
 // admitByFleet refuses new boxes on a host that is fenced or cordoned.

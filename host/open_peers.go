@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"sync/atomic"
 
+	"boxgate/api/members"
 	"boxgate/api/server"
 	"boxgate/fleet/directory"
 	"boxgate/host/box"
@@ -47,6 +48,14 @@ func (p *parts) fleetNames() box.Names {
 
 // elsewhere reaches the other hosts of the fleet; nil without a fleet.
 func (p *parts) elsewhere() server.Elsewhere {
+	if p.peerAPI == nil {
+		return nil
+	}
+	return p.peerAPI.client
+}
+
+// members shows the hosts of the fleet; nil without a fleet.
+func (p *parts) members() members.Host {
 	if p.peerAPI == nil {
 		return nil
 	}

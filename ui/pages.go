@@ -6,7 +6,11 @@ import (
 
 // pagesRoutes lists the pages of package pages.
 func (u *UI) pagesRoutes() (list []route) {
-	for _, rt := range pages.Routes() {
+	all := pages.Routes()
+	if u.Fleet {
+		all = append(all, pages.FleetRoutes()...)
+	}
+	for _, rt := range all {
 		list = append(list, route{rt.Pattern, func(v *visit) (view, error) {
 			got, err := rt.Serve(&pages.Visit{W: v.w, R: v.r, Caller: v.session.Caller, Client: v.client})
 			if err != nil {

@@ -183,7 +183,7 @@ type document struct {
 // render writes a page.
 func (u *UI) render(w http.ResponseWriter, r *http.Request, s session.Session, page view) {
 	doc := document{
-		Title: page.title, Head: page.title + " – boxgate", Section: page.section, Box: page.box, Nav: navFor(s.Caller.Role), Session: s,
+		Title: page.title, Head: page.title + " – boxgate", Section: page.section, Box: page.box, Nav: u.navFor(s.Caller.Role), Session: s,
 		Token: s.Token, Path: r.URL.RequestURI(), Data: page.data,
 	}
 	if page.box != nil {
@@ -238,12 +238,16 @@ var navigation = []navItem{
 	{"Trail", Prefix + "trail", []api.Role{api.RoleAdmin, api.RoleAuditor}},
 	{"Report", Prefix + "report", []api.Role{api.RoleAdmin, api.RoleAuditor}},
 	{"Gateway", Prefix + "gateway", []api.Role{api.RoleAdmin, api.RoleReader}},
+	{fleetSection, Prefix + "fleet", []api.Role{api.RoleAdmin, api.RoleReader}},
 }
 
+// fleetSection is the entry of the navigation that only a gateway in a fleet has.
+const fleetSection = "Fleet"
+
 // navFor returns the navigation of a role.
-func navFor(role api.Role) (list []navItem) {
+func (u *UI) navFor(role api.Role) (list []navItem) {
 	for _, item := range navigation {
-		if slices.Contains(item.roles, role) {
+		if (u.Fleet || item.Name != fleetSection) && slices.Contains(item.roles, role) {
 			list = append(list, item)
 		}
 	}

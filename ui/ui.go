@@ -38,6 +38,7 @@ const sendTime = 30 * time.Second
 type Options struct {
 	API      http.Handler   // the admin API
 	Sessions *session.Store // the browsers that have signed in; it also refuses requests of other sites
+	Fleet    bool           // the gateway is in a fleet, which has a page
 	Log      *zap.Logger    // nil: no log
 }
 

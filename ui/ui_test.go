@@ -43,7 +43,7 @@ func serve(t testing.TB, edits ...func(*server.Config)) *rig {
 		Find: h.FindKey, Still: h.FindHash, Hosts: access.NewHosts(nil),
 		Render: func(w http.ResponseWriter, r *http.Request, status int, p session.Page) { g.ui.SignIn(w, r, status, p) },
 	})
-	g.ui = New(Options{API: a, Sessions: sessions})
+	g.ui = New(Options{API: a, Sessions: sessions, Fleet: cfg.Fleet != nil})
 	g.Server = httptest.NewTLSServer(g.ui)
 	t.Cleanup(g.Close)
 	t.Cleanup(h.End)

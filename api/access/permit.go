@@ -312,6 +312,10 @@ var grants = map[string]grant{
 	"removeSkill":      own | changes,
 	"removeRepository": own | changes,
 
+	"getFleet":     admin | reads,
+	"cordonHost":   admin | changes,
+	"uncordonHost": admin | changes,
+
 	"getStatus":        admin | reads,
 	"getBoxCa":         own | reads,
 	"getCa":            own | reads,

@@ -109,6 +109,7 @@ var pathDocs = map[string]string{
 	"pid":     "ID of a process in the box",
 	"version": "number of a version of the policy, as policy_version in decisions",
 
+	"host":     "ID of a host of the fleet",
 	"snapshot": "ID of a snapshot",
 	"name":     "name of a secret of the configuration",
 	"secret":   "name of a secret of the calling API key, or ID of a secret of an API key",

@@ -60,7 +60,7 @@ var mayCall = map[api.Role]func(rt rest.Route) bool{
 	api.RoleAdmin: func(rest.Route) bool { return true },
 	api.RoleReader: func(rt rest.Route) bool {
 		return slices.Contains(strings.Fields(`getDescription listBoxes getBox getBoxStatus listUsageSamples getLimits getPolicy getNetwork getLeases getEnforcement getHeaders getGlobalHeaders listBoxDecisions
-			listObservations listPastObservations listDecisions listActivity searchBoxDecisions searchDecisions explainDecision replayPolicy learnPolicy listPolicyVersions getPolicyVersion listUrls getPorts listBoxSnapshots listSnapshots getEnvironment getStatus getBoxCa getCa listSecrets listKeySecrets getKeySecret getModelUsage listNamedPolicies getNamedPolicy
+			listObservations listPastObservations listDecisions listActivity searchBoxDecisions searchDecisions explainDecision replayPolicy learnPolicy listPolicyVersions getPolicyVersion listUrls getPorts listBoxSnapshots listSnapshots getEnvironment getStatus getFleet getBoxCa getCa listSecrets listKeySecrets getKeySecret getModelUsage listNamedPolicies getNamedPolicy
 			listApprovals listBoxApprovals getApproval getAsking`), rt.ID)
 	},
 	api.RoleAuditor: func(rt rest.Route) bool {
@@ -119,7 +119,7 @@ func TestRolesByEveryRoute(t *testing.T) {
 
 func pathTo(rt rest.Route, box string) string {
 	return strings.NewReplacer("{id}", box, "{port}", "80", "{run}", "none", "{key}", "NAME", "{label}", "none", "{schedule}", "none", "{api_key}", "none",
-		"{owner}", "o", "{repository}", "r", "{skill}", "s", "{snapshot}", "none", "{name}", "none", "{approval}", "none").Replace(rt.Path)
+		"{owner}", "o", "{repository}", "r", "{skill}", "s", "{snapshot}", "none", "{name}", "none", "{approval}", "none", "{host}", "aaaaaa").Replace(rt.Path)
 }
 
 // TestBoxesOfOthersAreNotThere: one-box and box-creator keys see no other boxes through any endpoint, neither by ID nor

@@ -34,6 +34,7 @@ import (
 	"boxgate/api/keys"
 	"boxgate/api/keysecrets"
 	"boxgate/api/lifecycle"
+	"boxgate/api/members"
 	"boxgate/api/openapi"
 	"boxgate/api/problem"
 	"boxgate/api/process"
@@ -112,8 +113,8 @@ type Config struct {
 	KeySecret func(key, n string, host name.Pattern) (source, flaw string, found bool)
 	// Elsewhere reaches the other hosts of the fleet. nil: there is no fleet.
 	Elsewhere Elsewhere
-	// Spread places new boxes of clients with a key of the fleet on the emptier of two hosts, unless they ask for another placement.
-	Spread bool
+	// Fleet shows the hosts of the fleet. nil: there is no fleet.
+	Fleet members.Host
 	// Watcher reports changes of files. nil: they are not watched.
 	Watcher files.Watcher
 	// E2B serves the dialect of E2B's SDK as well. nil: it is off.
@@ -377,6 +378,7 @@ func (a *API) packages() []endpoints {
 		{"secrets", "Secrets of API keys", &keysecrets.Endpoints{Host: a.KeySecrets, Bodies: bodies}},
 		{"audit", "The audit trail", &trailapi.Endpoints{Boxes: a.Boxes, Host: a.TrailReader, Stopping: a.stopping}},
 		{"reports", "Reports for auditors", report.New(a.Boxes, a.Decisions, a.TrailReader, a.Secrets, a.Versions)},
+		{"fleet", "The hosts of the fleet", &members.Endpoints{Host: a.Fleet}},
 		{"gateway", "The gateway itself", &gateway.Endpoints{
 			Boxes: a.Boxes, Health: a.Health, Store: a.Store, Secrets: a.Secrets, Authorities: a.Authorities, Events: a.Decisions, Models: a.Models, Bodies: bodies, Started: a.started,
 		}},

@@ -451,6 +451,7 @@ var doors = map[string][]string{
 		"changeSchedule", "deleteSchedule", "pauseSchedule", "resumeSchedule", "deleteSnapshot", "deleteSnapshots", "setEnvironment", "setVariable", "deleteVariable", "addLabel", "removeLabel",
 		"setSource", "changeLimits", "setModel", "setCustomRunner", "addSkill", "removeSkill", "removeRepository", "refreshSecret", "replaceKeySecret", "deleteKeySecret", "rotateStoreKey", "backupStore", "rotateApiKey",
 		"createApiKey", "changeApiKey", "deleteApiKey", "replaceApiKey", "addSshKey", "deleteSshKey", "answerApproval", "setAsking",
+		"cordonHost", "uncordonHost",
 	},
 }
 

@@ -28,11 +28,10 @@ import (
 
 // joined are three members of one fleet whose gateways reach each other over a switch of their own.
 type joined struct {
-	t        *testing.T
-	etcd     *etcdtest.Server
-	hosts    []*host
-	operator string // a key that each host has for itself
-	key      string // of the fleet, with the role admin; a fenced host refuses it
+	t     *testing.T
+	hosts []*host
+	key   string
+	etcd  *etcdtest.Server
 }
 
 // address returns the address of a host on the switch.
@@ -58,8 +57,20 @@ func three(t *testing.T) (j joined, a, b, c *host) {
 func switched(t *testing.T, change func(i int, c *config.Config)) (j joined, lan *harness.Switch) {
 	t.Helper()
 	etcd := etcdtest.Start(t)
-	lan = harness.NewSwitch(t)
-	j = joined{t: t, etcd: etcd, operator: store.NewKey().Reveal()}
+	lan, err := testnet.NewNS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = lan.End() })
+	j = joined{t: t, key: store.NewKey().Reveal(), etcd: etcd}
+	ip := func(ns *testnet.NS, args ...string) {
+		t.Helper()
+		if out, err := ns.Run(t.Context(), "ip", args...); err != nil {
+			t.Fatalf("ip %v: %v: %s", args, err, out)
+		}
+	}
+	ip(lan, "link", "add", "switch", "type", "bridge")
+	ip(lan, "link", "set", "switch", "up")
 	for i := range 3 {
 		h := &host{World: harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
 			c.Fleet = config.Fleet{Name: "test", Endpoints: []string{etcd.Endpoint()}}
@@ -178,6 +189,70 @@ func (j joined) make(h *host, boxName string) string {
 		j.t.Fatal(text, err)
 	}
 	return made.ID
+}
+
+// TestFleetByTheAPI: any member shows the hosts, and cordons another. A host that is cut off shows the hosts as it last knew them, and the
+// others show that it does not answer.
+func TestFleetByTheAPI(t *testing.T) {
+	t.Parallel()
+	j, a, b, c := three(t)
+	show := func(h *host) (state api.Fleet, by map[string]api.FleetHost) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(j.must(h, 200, "GET", "/v2/fleet", nil)), &state); err != nil {
+			t.Fatal(err)
+		}
+		by = map[string]api.FleetHost{}
+		for _, h := range state.Hosts {
+			by[h.ID] = h
+		}
+		return state, by
+	}
+	state, hosts := show(a)
+	if state.Name != "test" || state.Problem != "" || state.Own == nil || state.Own.Host != a.id || state.Own.Fenced || state.Own.Revision == 0 || len(hosts) != 3 {
+		t.Errorf("%+v", state)
+	}
+	if h := hosts[b.id]; h.State != api.HostRunning || h.Address != address(1)+":8700" || h.Answered.IsZero() || h.Unreachable {
+		t.Errorf("another host: %+v", h)
+	}
+	var printed api.Fleet
+	if err := json.Unmarshal([]byte(a.command(0, "", "fleet", "status", "--json")), &printed); err != nil || printed.ID != state.ID || len(printed.Hosts) != 3 || printed.Own == nil || printed.Own.Host != a.id || printed.Hosts[0].State != api.HostRunning {
+		t.Errorf("the command: %+v %v", printed, err)
+	}
+	j.must(a, 200, "POST", "/v2/fleet/hosts/"+b.id+"/cordon", nil)
+	if _, hosts := show(c); !hosts[b.id].Cordoned {
+		t.Errorf("after cordoning: %+v", hosts[b.id])
+	}
+	b.Until("the cordoned host makes no boxes", func() bool {
+		resp, _ := j.call(b, j.key, "POST", "/v2/box", map[string]any{})
+		return resp.StatusCode == http.StatusServiceUnavailable
+	})
+	j.must(a, 200, "POST", "/v2/fleet/hosts/"+b.id+"/uncordon", nil)
+	if _, hosts := show(a); hosts[b.id].Cordoned {
+		t.Errorf("after uncordoning: %+v", hosts[b.id])
+	}
+	for _, id := range []string{"ffffff", "..", "nothing"} {
+		if text := j.must(a, 404, "POST", "/v2/fleet/hosts/"+strings.ReplaceAll(id, ".", "%2e")+"/cordon", nil); !strings.Contains(text, "no host") && !strings.Contains(text, "no such path") {
+			t.Errorf("%s: %s", id, text)
+		}
+	}
+	if trail := a.command(0, "", "audit", "--json"); !strings.Contains(trail, `"host_cordoned":"`+b.id+`"`) {
+		t.Errorf("the trail: %s", trail)
+	}
+	b.Kill()
+	a.Until("the other hosts show that it does not answer", func() bool {
+		j.list(a)
+		_, hosts := show(a)
+		return hosts[b.id].Unreachable && a.Metric("boxgate_fleet_unreachable_hosts") == 1
+	})
+	a.Until("its lease ends", func() bool { _, hosts := show(a); return hosts[b.id].State == api.HostAway })
+	j.etcd.Kill()
+	a.Until("the host is fenced", func() bool {
+		state, hosts := show(a)
+		return state.Problem != "" && state.Own.Fenced && len(hosts) == 3 && hosts[c.id].State == api.HostUnknown
+	})
+	if text := j.must(a, 503, "POST", "/v2/fleet/hosts/"+c.id+"/cordon", nil); !strings.Contains(text, "etcd does not answer") {
+		t.Errorf("without etcd: %s", text)
+	}
 }
 
 // TestCallsForABoxElsewhere: every kind of call reaches the host that has the box, by its ID and by its name, in both dialects.

@@ -9,6 +9,8 @@ import (
 	"boxgate/api"
 	"boxgate/config"
 	"boxgate/e2e/harness"
+	"boxgate/fleet/etcdtest"
+	"boxgate/internal/lab"
 	"boxgate/internal/nightly"
 )
 
@@ -109,6 +111,41 @@ func TestPagesAreAccessible(t *testing.T) {
 		narrow(t, p, at.name)
 		p.clean()
 	}
+}
+
+// The page of the fleet is accessible, and its button cordons a host, whose state it shows.
+func TestFleetPage(t *testing.T) {
+	t.Parallel()
+	etcd := etcdtest.Start(t)
+	w := harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
+		c.Fleet = config.Fleet{Name: "test", Endpoints: []string{etcd.Endpoint()}}
+	}})
+	if out, err := w.Command(t.Context(), "fleet", "init").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p := operator(t, w, newBrowser(t, w.Net.Gateway()), "a", nil)
+	p.visit("/ui/")
+	p.do("click", "nav a:has-text('Fleet')")
+	p.do("waitText", "main", "not fenced")
+	p.do("waitText", "tbody td", "running")
+	for _, theme := range []string{"light", "dark"} {
+		p.do("theme", theme)
+		examine(t, p, "fleet "+theme)
+	}
+	narrow(t, p, "fleet")
+	p.do("click", "tbody button:has-text('Cordon')")
+	p.do("wait", "tbody button:has-text('Uncordon')")
+	w.Until("the host makes no boxes", func() bool {
+		err := w.Client.Do(t.Context(), "POST", "/v2/box", map[string]any{}, nil)
+		return err != nil && strings.Contains(err.Error(), "cordoned")
+	})
+	p.visit("/ui/fleet")
+	p.do("click", "tbody button:has-text('Uncordon')")
+	p.do("wait", "tbody button:has-text('Cordon')")
+	p.clean()
 }
 
 // The keyboard alone signs in, opens a box, follows a denial and gives access; the focus is visible at every step.

@@ -64,6 +64,8 @@ type Member struct {
 	Boxes    int       `json:"boxes"`
 	Drained  bool      `json:"drained"` // the gateway knows that it is cordoned, and has no boxes
 	Since    time.Time `json:"since,omitzero"`
+	Address  string    `json:"address,omitempty"` // for calls of the other hosts
+	Ingress  string    `json:"ingress,omitempty"` // for visitors from the other hosts
 }
 
 // Condition is the state of the host in one word: running, cordoned, drained, away or unreadable.
@@ -104,7 +106,7 @@ func (r Roster) State(ctx context.Context) (State, error) {
 	out.Revision, err = r.each(ctx, k.Hosts(), 0, func(id string, text []byte) {
 		h, err := fleet.Decode[fleet.Host](text)
 		at[id] = len(out.Hosts)
-		out.Hosts = append(out.Hosts, Member{ID: id, Name: h.Name, Protocol: h.Protocol, Joined: h.Joined, Cordoned: h.Cordoned, Problem: problem(err)})
+		out.Hosts = append(out.Hosts, Member{ID: id, Name: h.Name, Protocol: h.Protocol, Joined: h.Joined, Cordoned: h.Cordoned, Address: h.Address, Ingress: h.Ingress, Problem: problem(err)})
 	})
 	if err != nil {
 		return State{}, err

@@ -70,41 +70,15 @@ type Client struct {
 	turns   turns
 	silent  silences
 	mu      sync.Mutex
-	streams map[string]*streams // by host
-}
+	streams map[string]int // by host
 
-// streams are the calls to one host.
-type streams struct {
-	all, others, keyless int
-	of                   map[holder]int
-}
-
-// holder is the caller that calls count for: an API key, or without one an address.
-type holder struct {
-	key, address string
-	admin        bool
-}
-
-// holderOf returns the caller of a request, which is that of its context. address is its client; only calls without a key need it.
-func holderOf(ctx context.Context, address string) holder {
-	switch caller := api.CallerOf(ctx); {
-	case caller.Role == api.RoleAdmin:
-		return holder{key: caller.Key, admin: true}
-	case caller.Key != "":
-		return holder{key: caller.Key}
-	}
-	if ip, err := netip.ParseAddr(address); err == nil {
-		address = peernet.Network(ip).String()
-	}
-	return holder{address: address}
+	calls outcomes
+	last  lastState
 }
 
 // NewClient returns a client without connections.
 func NewClient(f *node.Node, log *zap.Logger) *Client {
-	c := &Client{fleet: f, log: log, streams: map[string]*streams{}, lookups: make(chan struct{}, mostLookups)}
-	c.find = func(ctx context.Context, name string) (directory.Owner, bool, error) {
-		return f.Directory().Find(ctx, name)
-	}
+	c := &Client{fleet: f, log: log, streams: map[string]int{}, calls: outcomes{hosts: map[string]experience{}}, last: lastState{turn: make(chan struct{}, 1)}}
 	c.transport = &http.Transport{
 		DialTLSContext: c.dial, DisableCompression: true, IdleConnTimeout: idleTimeout, MaxIdleConns: 1024, MaxIdleConnsPerHost: 64, MaxResponseHeaderBytes: 64 << 10,
 	}
@@ -275,6 +249,7 @@ func (c *Client) Forward(w http.ResponseWriter, r *http.Request, host string, fa
 	}
 	release, err := c.acquire(host, holderOf(r.Context(), source(r)))
 	if err != nil {
+		c.calls.add(host, refused)
 		fail(err)
 		return
 	}
@@ -286,14 +261,18 @@ func (c *Client) Forward(w http.ResponseWriter, r *http.Request, host string, fa
 		Rewrite: func(p *httputil.ProxyRequest) { c.address(p.Out, p.In, h) },
 		ModifyResponse: func(resp *http.Response) error {
 			if why := resp.Header.Get(refusedHeader); why != "" {
-				return errors.New(why)
+				return &refusedError{why}
 			}
+			c.calls.add(host, answered)
 			for name := range w.Header() { // set for every response of an admin API
 				resp.Header.Del(name)
 			}
 			return nil
 		},
 		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) {
+			if ctx.Err() == nil {
+				c.calls.add(host, resultOf(err))
+			}
 			if r.Context().Err() == nil {
 				c.log.Warn("a call for a box of another host failed", zap.String("host", host), zap.Error(err))
 			}
@@ -347,6 +326,7 @@ func (s steady) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 func (c *Client) send(ctx context.Context, h fleet.Host, call elsewhere.Call, key http.Header) (*http.Response, error) {
 	release, err := c.acquire(h.ID, holderOf(ctx, ""))
 	if err != nil {
+		c.calls.add(h.ID, refused)
 		return nil, err
 	}
 	r, err := http.NewRequestWithContext(ctx, call.Method, "https://"+poolName(h)+call.Path, bytes.NewReader(call.Bodies[h.ID]))
@@ -360,10 +340,18 @@ func (c *Client) send(ctx context.Context, h fleet.Host, call elsewhere.Call, ke
 		r.Header.Set("Content-Type", "application/json")
 	}
 	resp, err := c.transport.RoundTrip(r)
+	if err == nil && resp.Header.Get(refusedHeader) != "" {
+		_ = resp.Body.Close()
+		err = &refusedError{resp.Header.Get(refusedHeader)}
+	}
 	if err != nil {
+		if !errors.Is(err, context.Canceled) { // by the client, which left
+			c.calls.add(h.ID, resultOf(err))
+		}
 		release()
 		return nil, err
 	}
+	c.calls.add(h.ID, answered)
 	resp.Body = releasing{resp.Body, release}
 	return resp, nil
 }

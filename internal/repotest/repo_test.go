@@ -156,11 +156,12 @@ api/history: policy api api/problem api/stream quota llm
 api/keysecrets: policy api api/access api/apitest api/problem api/rest api/spec api/strict
 api/keys: policy api api/problem api/rest api/strict quota internal/lazyregexp llm api/spec
 api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
+api/members: api api/problem api/rest
 api/openapi: api api/problem api/rest api/strict
 api/problem: policy api quota
 api/rest: policy api api/problem api/strict quota internal/lazyregexp llm
 api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
-api/server: policy llm rule/header audit api api/e2b api/e2b/envd api/e2b/token api/process api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/keysecrets api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals api/elsewhere
+api/server: policy llm rule/header audit api api/e2b api/e2b/envd api/e2b/token api/process api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/keysecrets api/lifecycle api/members api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/schema:
 api/session: policy api api/access api/history api/problem api/rest api/spec api/strict quota
@@ -246,7 +247,7 @@ host/change: policy api internal/fault store store/history
 host/enforce: policy firewall internal/fault
 host/enforce/enforcetest: policy firewall
 host/webhook: policy internal/socket
-host/peerapi: policy fleet fleet/etcdtest fleet/directory fleet/node fleet/pki api api/access api/problem api/rest audit internal/fault internal/peernet fleet/roster api/elsewhere api/strict quota
+host/peerapi: policy fleet fleet/etcdtest fleet/directory fleet/node fleet/pki fleet/roster api api/access api/boxes api/problem api/rest audit internal/fault
 host/handover: policy
 host/handover/handovertest: policy host/handover
 host/approvals: policy api api/change audit boundary host/change host/state internal/fault internal/ratelimit internal/required store
@@ -272,7 +273,7 @@ host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
-host: fleet fleet/directory fleet/node fleet/shared fleet/pki ui ui/session policy policy/dialect api api/access api/e2b api/e2b/token api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote sshd kube api/harness
+host: fleet fleet/directory fleet/node fleet/shared fleet/pki ui ui/session policy policy/dialect api api/access api/e2b api/e2b/token api/history api/members api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote sshd kube api/harness
 ui: policy audit api api/access api/apitest api/server api/stream policy/authority ui/preview api/spec observe/replay
 ui/session: policy quota api api/access internal/openid internal/peernet
 ui/pages: policy policy/authority rule/kinds audit quota api api/rest api/spec ui/preview
@@ -282,7 +283,7 @@ internal/lab/demo: audit config internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: fleet fleet/node fleet/pki fleet/roster policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/netns host/sandboxns firewall certs launcher launcher/oci launcher/files api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server observe boundary boundary/mcp observe/replay observe/lint policy/authority api/spec policy/learn doctor doctor/probe host/doctor llm
+cmd/gateway: host/peerapi fleet fleet/node fleet/pki fleet/roster policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/netns host/sandboxns firewall certs launcher launcher/oci launcher/files api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server observe boundary boundary/mcp observe/replay observe/lint policy/authority api/spec policy/learn doctor doctor/probe host/doctor llm
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/cni: policy config api cmd/gateway/command/cli host/sandboxns firewall/link firewall/network

@@ -17,6 +17,7 @@ import (
 	"boxgate/fleet"
 	"boxgate/fleet/pki"
 	"boxgate/fleet/roster"
+	"boxgate/host/peerapi"
 	"boxgate/policy/name"
 	"boxgate/store"
 )
@@ -339,7 +340,7 @@ func newFleetStatusCommand(o *cli.Options) *cobra.Command {
 					return errors.Join(err, printOwn(cmd.ErrOrStderr(), own, 0))
 				}
 				if o.JSON {
-					return cli.WriteJSON(cmd.OutOrStdout(), fleetStatus{state, own})
+					return cli.WriteJSON(cmd.OutOrStdout(), peerapi.View(state, own))
 				}
 				if err := printFleet(cmd.OutOrStdout(), state); err != nil {
 					return err

@@ -10,19 +10,12 @@ import (
 	"boxgate/audit"
 	"boxgate/config"
 	"boxgate/fleet/node"
-	"boxgate/fleet/roster"
 	"boxgate/host"
 	"boxgate/store"
 )
 
 // fleetStatusWord is the request for the status of this host in its fleet on the control socket.
 const fleetStatusWord = "fleet status"
-
-// fleetStatus is the fleet as etcd has it, and this host as its gateway sees it.
-type fleetStatus struct {
-	roster.State
-	Own *node.Status `json:"own,omitempty"` // nil: no gateway runs here
-}
 
 // ownTime bounds the request to the gateway.
 const ownTime = 3 * time.Second
