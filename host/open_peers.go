@@ -70,7 +70,7 @@ func (h *Host) servePeerAPI(run func(string, func() error), admin *server.API) {
 	}
 	tried := tryable(p.listeners.Fleet)
 	strangers := p.shares.Keyless(tried)
-	s := peerapi.NewServer(peerapi.ServerConfig{Fleet: p.fleet, API: h.turn.wrap(admin), Most: p.shares.Hosts(), Log: p.log.Named("fleet"), Known: func(c net.Conn) {
+	s := peerapi.NewServer(peerapi.ServerConfig{Fleet: p.fleet, API: h.turn.wrap(admin), Log: p.log.Named("fleet"), Refused: p.peerAPI.client.CountRefused, Known: func(c net.Conn) {
 		if secured, ok := c.(interface{ NetConn() net.Conn }); ok {
 			strangers.Known(secured.NetConn())
 		}
@@ -106,7 +106,10 @@ func (p *parts) openPeers(connections int) (ingress.Fleet, error) {
 	p.peers, err = peers.New(peers.Config{
 		Hosts: p.fleet, Own: p.fleet.Identity.Host, Parse: p.cfg.Ingress.ParseHostName, Pipes: max(4, min(peerPipesMost, connections/16)), Log: p.log.Named("fleet"),
 	})
-	return p.peers, err
+	if err != nil {
+		return nil, err
+	}
+	return p.peers, p.metrics.Register(p.peers)
 }
 
 // fleetHost returns the ID of this host if other hosts of a fleet pass visitors on to it, or "".

@@ -238,6 +238,9 @@ func TestFleetByTheAPI(t *testing.T) {
 	if trail := a.command(0, "", "audit", "--json"); !strings.Contains(trail, `"host_cordoned":"`+b.id+`"`) {
 		t.Errorf("the trail: %s", trail)
 	}
+	if calls := a.Metric(`boxgate_fleet_peer_calls_total{result="answered"}`); calls == 0 || a.Metric("boxgate_fleet_shared_pending") != 0 || a.Metric("boxgate_fleet_unreachable_hosts") != 0 {
+		t.Errorf("%v answered calls: %s", calls, a.Metrics())
+	}
 	b.Kill()
 	a.Until("the other hosts show that it does not answer", func() bool {
 		j.list(a)

@@ -195,6 +195,9 @@ func TestURLOfABoxOnAnotherHost(t *testing.T) {
 		t.Errorf("WebSocket: %q, %v", said, err)
 	}
 	a.logs("splice", s.name, from)
+	if passed := a.Metric(`boxgate_fleet_visitors_total{result="passed"}`); passed < 4 {
+		t.Errorf("%v visitors passed on", passed)
+	}
 	b.Event(s.box, func(e audit.Event) bool { return e.Stage == policy.StageURL && e.Peer.String() == from })
 	response, err := a.visitor(s).Get("https://8000-" + s.box + strings.TrimPrefix(s.name, s.box+"-8000"))
 	if err != nil {

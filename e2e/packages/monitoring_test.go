@@ -43,6 +43,8 @@ var later = []string{
 	"boxgate_model_requests_total", "boxgate_model_tokens_total", "boxgate_model_cost_usd_total", "boxgate_model_refused_total",
 	"boxgate_fleet_fenced", "boxgate_fleet_lease_seconds", "boxgate_fleet_hosts", "boxgate_fleet_revision", "boxgate_fleet_current_timestamp_seconds",
 	"boxgate_fleet_listings_total", "boxgate_fleet_certificate_expiry_timestamp_seconds",
+	"boxgate_fleet_shared_objects", "boxgate_fleet_shared_pending", "boxgate_fleet_peer_calls_total", "boxgate_fleet_refused_calls_total",
+	"boxgate_fleet_unreachable_hosts", "boxgate_fleet_visitors_total",
 	"boxgate_fleet_certificate_cache_reads_total", "boxgate_fleet_certificate_writes_refused_total",
 	"boxgate_snapshot_store_up", "boxgate_snapshot_store_unreadable",
 }

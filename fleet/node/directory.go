@@ -84,6 +84,8 @@ var (
 	revisionDesc    = prometheus.NewDesc("boxgate_fleet_revision", "Revision of etcd up to which this host has followed the fleet; 0: not yet.", nil, nil)
 	currentDesc     = prometheus.NewDesc("boxgate_fleet_current_timestamp_seconds", "When this host last knew the latest state of the fleet; 0: not since the start.", nil, nil)
 	listingsDesc    = prometheus.NewDesc("boxgate_fleet_listings_total", "Complete listings of the fleet: one at the start, and one after each gap in the changes.", nil, nil)
+	objectsDesc     = prometheus.NewDesc("boxgate_fleet_shared_objects", "Objects that the fleet shares and this host knows, by kind.", []string{"kind"}, nil)
+	pendingDesc     = prometheus.NewDesc("boxgate_fleet_shared_pending", "Kinds of shared objects that this host knows, but could not put in force yet.", nil, nil)
 	certificateDesc = prometheus.NewDesc("boxgate_fleet_certificate_expiry_timestamp_seconds", "When the certificate of this host in the fleet expires; 0: it has none.", nil, nil)
 )
 
@@ -106,6 +108,11 @@ func (n *Node) Collect(to chan<- prometheus.Metric) {
 	gauge(currentDesc, seconds(state.At.UnixNano(), state.At.IsZero()))
 	gauge(certificateDesc, seconds(n.rotation.NotAfter().UnixNano(), n.rotation.NotAfter().IsZero()))
 	to <- prometheus.MustNewConstMetric(listingsDesc, prometheus.CounterValue, float64(state.Listings))
+	objects, pending := n.shared.mirror.Counts()
+	gauge(pendingDesc, float64(pending))
+	for kind, count := range objects {
+		to <- prometheus.MustNewConstMetric(objectsDesc, prometheus.GaugeValue, float64(count), string(kind))
+	}
 }
 
 // seconds converts a time in nanoseconds; 0 if there is none.

@@ -141,6 +141,20 @@ func (m *Mirror) Current() bool {
 	return m.current
 }
 
+// Counts returns the numbers of known objects by kind, and the number of kinds with objects that are not in force on this host.
+func (m *Mirror) Counts() (objects map[Kind]int, pending int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	objects = map[Kind]int{}
+	for _, kind := range Kinds {
+		objects[kind] = len(m.objects[kind])
+		if m.due[kind] {
+			pending++
+		}
+	}
+	return objects, pending
+}
+
 // state returns the revision up to which all kinds are applied, the last one of them that changed a kind, and a channel that is closed when
 // the first changes.
 func (m *Mirror) state() (applied, touched int64, changed <-chan struct{}) {

@@ -181,6 +181,9 @@ func TestInForceEverywhere(t *testing.T) {
 		t.Errorf("a host that has not applied it: %v", err)
 	}
 	etcdtest.Until(t, "the host that cannot apply is not current", func() bool { return !two.Current() })
+	if _, pending := two.Counts(); pending != 1 {
+		t.Errorf("%d kinds are pending", pending)
+	}
 	change("1")
 	revision = change("2") // more changes while the first one is not applied
 	two.setFail(nil)

@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -72,8 +73,9 @@ type Client struct {
 	mu      sync.Mutex
 	streams map[string]int // by host
 
-	calls outcomes
-	last  lastState
+	calls      outcomes
+	turnedAway atomic.Uint64 // calls of other hosts that were refused here
+	last       lastState
 }
 
 // NewClient returns a client without connections.

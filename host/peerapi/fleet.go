@@ -110,8 +110,12 @@ func (c *Client) forgetOthers() (silent int) {
 // The metrics of calls between hosts.
 var (
 	callsDesc       = prometheus.NewDesc("boxgate_fleet_peer_calls_total", "Calls of this host to other hosts of the fleet, by their results.", []string{"result"}, nil)
+	turnedAwayDesc  = prometheus.NewDesc("boxgate_fleet_refused_calls_total", "Calls of other hosts that this host refused: of hosts that are no members any longer, or too many at a time.", nil, nil)
 	unreachableDesc = prometheus.NewDesc("boxgate_fleet_unreachable_hosts", "Other hosts of the fleet that did not answer the latest call of this host, less than five minutes ago.", nil, nil)
 )
+
+// CountRefused counts a call of another host that was refused here, see [ServerConfig].
+func (c *Client) CountRefused() { c.turnedAway.Add(1) }
 
 // Describe implements [prometheus.Collector].
 func (c *Client) Describe(to chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, to) }
@@ -125,6 +129,7 @@ func (c *Client) Collect(to chan<- prometheus.Metric) {
 	for r, n := range counts {
 		to <- prometheus.MustNewConstMetric(callsDesc, prometheus.CounterValue, float64(n), resultNames[r])
 	}
+	to <- prometheus.MustNewConstMetric(turnedAwayDesc, prometheus.CounterValue, float64(c.turnedAway.Load()))
 	to <- prometheus.MustNewConstMetric(unreachableDesc, prometheus.GaugeValue, float64(silent))
 }
 

@@ -32,9 +32,9 @@ type ServerConfig struct {
 	API http.Handler
 	// Known is called for a connection once the other end is known to be a member.
 	Known func(net.Conn)
-	// Most is the maximum number of connections of all hosts, and of their calls at a time.
-	Most int
-	Log  *zap.Logger
+	// Refused is called for each call that does not reach the API.
+	Refused func()
+	Log     *zap.Logger
 }
 
 // server accepts the calls of other hosts.
@@ -76,11 +76,11 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	host, err := peers.Still(*r.TLS)
 	if err != nil {
 		s.Log.Warn("a call of a host that is not a member of the fleet was refused", zap.Error(err))
-		refuse(w, "this host does not know the caller as a member of the fleet")
+		s.refuse(w, "this host does not know the caller as a member of the fleet")
 		return
 	}
 	if !s.begin(r, host) {
-		refuse(w, "too many calls of one host")
+		s.refuse(w, "too many calls of one host")
 		return
 	}
 	defer s.end(host)
@@ -98,7 +98,8 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 const refusedHeader = "Boxgate-Fleet-Refused"
 
 // refuse answers a call that does not reach the API, and closes its connection.
-func refuse(w http.ResponseWriter, why string) {
+func (s *server) refuse(w http.ResponseWriter, why string) {
+	s.Refused()
 	w.Header().Set("Connection", "close")
 	w.Header().Set(refusedHeader, why)
 	w.WriteHeader(http.StatusServiceUnavailable)

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"boxgate/fleet/pki"
@@ -51,8 +52,9 @@ type Peers struct {
 	tunnels *tunnel.Pool
 	fresh   *balancer.Fresh
 
-	mu    sync.Mutex
-	pipes map[string]*atomic.Int64 // in use, by host
+	passed, failed atomic.Uint64 // connections of visitors, by whether the owner took them
+	mu             sync.Mutex
+	pipes          map[string]*atomic.Int64 // in use, by host
 }
 
 // idle is the time without a byte after which a connection ends. The host with the box has shorter ones.
@@ -68,6 +70,17 @@ func New(c Config) (*Peers, error) {
 
 // Close frees the pipes. Open connections go on.
 func (p *Peers) Close() { p.tunnels.Close() }
+
+var visitorsDesc = prometheus.NewDesc("boxgate_fleet_visitors_total", "Connections of visitors to boxes of other hosts, by whether their host took them.", []string{"result"}, nil)
+
+// Describe implements [prometheus.Collector].
+func (p *Peers) Describe(to chan<- *prometheus.Desc) { prometheus.DescribeByCollect(p, to) }
+
+// Collect implements [prometheus.Collector].
+func (p *Peers) Collect(to chan<- prometheus.Metric) {
+	to <- prometheus.MustNewConstMetric(visitorsDesc, prometheus.CounterValue, float64(p.passed.Load()), "passed")
+	to <- prometheus.MustNewConstMetric(visitorsDesc, prometheus.CounterValue, float64(p.failed.Load()), "failed")
+}
 
 // hostDigits is the length of the ID of a host, with which the IDs of its boxes begin.
 const hostDigits = 6
@@ -88,11 +101,17 @@ var errNoPeer = errors.New("the host with the box is not a member of the fleet a
 
 // Dial implements [boxgate/ingress.Fleet].
 func (p *Peers) Dial(ctx context.Context, owner, host string, from, to netip.AddrPort, first []byte) (*net.TCPConn, error) {
-	return p.open(ctx, owner, balancer.Passed{From: from, To: to, Name: host, Mode: balancer.ModeTLS}, first)
+	c, err := p.dial(ctx, owner, host, from, to, first)
+	if err != nil {
+		p.failed.Add(1)
+		return nil, err
+	}
+	p.passed.Add(1)
+	return c, nil
 }
 
-// open connects to a host, and sends a header, with the fields that are the same for each, and first.
-func (p *Peers) open(ctx context.Context, owner string, header balancer.Passed, first []byte) (*net.TCPConn, error) {
+// dial connects to the host with the box, and sends the header and the first bytes of the visitor.
+func (p *Peers) dial(ctx context.Context, owner, host string, from, to netip.AddrPort, first []byte) (*net.TCPConn, error) {
 	at, ok := p.Hosts.IngressOf(owner)
 	key, _, known := p.Hosts.Secrets(owner)
 	if !ok || !known {

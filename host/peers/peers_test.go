@@ -359,6 +359,9 @@ func TestHostThatIsAway(t *testing.T) {
 	if _, err := get(visitor(t, "127.0.0.9", a, a.roots, false), nameOf("bbbbbb")); err == nil || !strings.Contains(err.Error(), "tls: internal error") {
 		t.Error(err)
 	}
+	if a.peers.failed.Load() != 1 || a.peers.passed.Load() != 0 {
+		t.Errorf("%d failed, %d passed", a.peers.failed.Load(), a.peers.passed.Load())
+	}
 }
 
 // BenchmarkRequest measures requests on open connections: directly to the host with the box, and by another host.
