@@ -38,7 +38,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image agents docker podman cni firewalls runtime-debs promtool nameserver postgres proxies sshd runsc vmm kubernetes etcd s3 scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
+.PHONY: help deps build image agents docker podman cni firewalls runtime-debs promtool nameserver postgres proxies sshd runsc vmm kubernetes etcd s3 scale demo demo-fleet run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
 
 help: ## list the targets
 	@echo "While editing:           make quick                  seconds to a minute, without root"
@@ -75,6 +75,14 @@ demo: ## the tour: gateway, test internet, a box, every promise (DEMOFLAGS=--kee
 	@dist/stage.sh "2 of 4  compiling" $(MAKE) --no-print-directory build
 	@dist/stage.sh "3 of 4  building the image of the box" bin/gateway image build debian-min --dir $(IMAGE_DIR)
 	@echo "4 of 4  the tour"; bin/gateway demo --image-dir $(IMAGE_DIR) $(DEMOFLAGS)
+
+demo-fleet: ## the tour of a fleet: three gateways and an etcd on this machine, in a minute
+	@[ "$$(id -u)" -eq 0 ] || { echo "the demo makes network namespaces and containers and needs root: sudo make demo-fleet" >&2; exit 1; }
+	@dist/stage.sh "1 of 5  installing what is needed" dist/deps.sh demo-fleet
+	@dist/stage.sh "2 of 5  compiling" $(MAKE) --no-print-directory build
+	@dist/stage.sh "3 of 5  building etcd" $(MAKE) --no-print-directory etcd
+	@dist/stage.sh "4 of 5  building the image of the boxes" bin/gateway image build debian-min --dir $(IMAGE_DIR)
+	@echo "5 of 5  the tour"; bin/gateway demo --fleet --image-dir $(IMAGE_DIR)
 
 run: deps build ## run the gateway on this machine, in the foreground
 	bin/gateway serve

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs boxgate's dependencies on Debian and Ubuntu. It does not change installed packages.
 #
-# usage: deps.sh [demo | newcomer] (demo: only what the demo needs; newcomer: also the network of `make newcomer`)
+# usage: deps.sh [demo | demo-fleet | newcomer] (demo, demo-fleet: only what that demo needs; newcomer: also the network of `make newcomer`)
 set -euo pipefail
 
 # required command and the package that contains it
@@ -11,7 +11,9 @@ files=(
   /etc/ssl/certs/ca-certificates.crt:ca-certificates
   /usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring
 )
-if [ "${1:-}" != demo ]; then
+if [ "${1:-}" = demo-fleet ]; then
+  needs+=(nft:nftables ip:iproute2)
+elif [ "${1:-}" != demo ]; then
   needs+=(
     nft:nftables ip:iproute2 crun:crun openssl:openssl git:git python3:python3 node:nodejs npm:npm gcc:gcc
     ping:iputils-ping ssh:openssh-client tmux:tmux systemd-analyze:systemd dpkg-deb:dpkg rpmbuild:rpm

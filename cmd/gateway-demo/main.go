@@ -31,7 +31,7 @@ func run(args []string) int {
 // newCommand returns the command line of the demo.
 func newCommand(asJSON *bool) *cobra.Command {
 	var o demo.Options
-	var keep bool
+	var keep, fleet bool
 	cmd := &cobra.Command{
 		Use:           "gateway-demo",
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "gateway demo"},
@@ -44,6 +44,12 @@ func newCommand(asJSON *bool) *cobra.Command {
 				return err
 			}
 			o.Colour = cli.Coloured(cmd.OutOrStdout())
+			if fleet && keep {
+				return cli.Usagef("--keep is not possible with --fleet")
+			}
+			if fleet {
+				return demo.RunFleet(cmd.Context(), cmd.OutOrStdout(), o)
+			}
 			if keep {
 				o.Keep = cmd.InOrStdin()
 			}
@@ -58,6 +64,8 @@ func newCommand(asJSON *bool) *cobra.Command {
 	f.StringVar(&o.Gateway, "gateway", "", "the gateway to show (default: the one beside this program)")
 	f.StringVar(&o.ImageDir, "image-dir", "/var/lib/boxgate/images", "where the image of the box is kept")
 	f.BoolVar(&keep, "keep", false, "leave everything open after the last step, with commands to try, until Enter or Ctrl-C")
+	f.BoolVar(&fleet, "fleet", false, "demonstrate a fleet of three hosts instead, with an etcd")
+	f.StringVar(&o.Etcd, "etcd", "/var/lib/boxgate/kubernetes/etcd", "with --fleet: the program of etcd, which make etcd builds")
 	f.BoolVar(asJSON, "json", false, "print errors as JSON")
 	return cmd
 }

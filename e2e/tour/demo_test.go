@@ -2,6 +2,7 @@ package tour
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,8 +11,10 @@ import (
 	"time"
 
 	"boxgate/e2e/harness"
+	"boxgate/fleet/etcdtest"
 	"boxgate/internal/lab"
 	"boxgate/internal/nightly"
+	"boxgate/internal/testnet"
 )
 
 // TestDemo runs the tour as a user does: every step succeeds, and no traces remain.
@@ -140,6 +143,108 @@ func TestInterruptedDemoIsCleanedUp(t *testing.T) {
 		}
 	}
 	t.Errorf("left behind: %v %v", left, err)
+}
+
+// fleetDemo starts the tour of a fleet in a network namespace of its own, with a shorter lease. traces returns what is left of it.
+func fleetDemo(t *testing.T, out *lab.SyncBuffer) (cmd *exec.Cmd, traces func() []string) {
+	t.Helper()
+	harness.TakeSlot(t)
+	ns, err := testnet.NewNS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ns.End() })
+	network := func() (text string) {
+		for _, line := range []string{"ip -br link", "ip -br address", "nft list ruleset", "ip netns list-id"} {
+			shown, err := ns.Run(t.Context(), "sh", "-c", line)
+			if err != nil {
+				t.Fatalf("%s: %v: %s", line, err, shown)
+			}
+			text += shown
+		}
+		return text
+	}
+	before := network()
+	cmd = harness.ExecDetached(harness.Gateway(), "demo", "--fleet", "--etcd", etcdtest.Program(t), "--image-dir", harness.ImageDir())
+	cmd.Env = append(os.Environ(), harness.LeaseVariable+"=6s")
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := ns.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	return cmd, func() (left []string) {
+		if after := network(); after != before {
+			left = append(left, "network: "+after)
+		}
+		if running, err := ns.Processes(); err != nil || len(running) > 0 {
+			left = append(left, fmt.Sprint("processes ", running, err))
+		}
+		for _, part := range strings.Split(out.String(), "admin API on ")[1:] {
+			socket, _, _ := strings.Cut(part, "\n")
+			traces, err := lab.Traces(filepath.Dir(socket))
+			if err != nil {
+				t.Fatal(err)
+			}
+			left = append(left, traces...)
+		}
+		return left
+	}
+}
+
+// TestFleetDemo: every step of the tour of a fleet succeeds, and no traces remain.
+func TestFleetDemo(t *testing.T) {
+	t.Parallel()
+	var out lab.SyncBuffer
+	cmd, traces := fleetDemo(t, &out)
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	if got := strings.Count(out.String(), "  ok      "); got != 9 || strings.Count(out.String(), "admin API on ") != 3 {
+		t.Errorf("the summary has %d steps:\n%s", got, out.String())
+	}
+	if left := traces(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestFleetDemoEndsWithASignal: while a host is cut off, Ctrl-C ends the tour of a fleet, and no traces remain. Nor do they if the demo is
+// killed, once the next one has begun.
+func TestFleetDemoEndsWithASignal(t *testing.T) {
+	t.Parallel()
+	var out lab.SyncBuffer
+	cmd, traces := fleetDemo(t, &out)
+	if err := out.Await(t.Context(), "host-3 $ nft"); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	err := cmd.Wait()
+	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), "the demo is not complete") || !strings.Contains(out.String(), "Nothing is left behind") {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+	if left := traces(); len(left) > 0 {
+		t.Errorf("left behind: %v\n%s", left, out.String())
+	}
+	var second lab.SyncBuffer
+	cmd, traces = fleetDemo(t, &second)
+	if err := second.Await(t.Context(), "host-3 $ gateway fleet join"); err != nil {
+		t.Fatalf("%v\n%s", err, second.String())
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	var left []string
+	for limit := time.Now().Add(3 * time.Minute); time.Now().Before(limit); time.Sleep(10 * time.Millisecond) {
+		if err := lab.RemoveStaleLabs(); err != nil {
+			t.Fatal(err)
+		}
+		if left = traces(); len(left) == 0 {
+			return
+		}
+	}
+	t.Errorf("left behind: %v", left)
 }
 
 // labDirIn returns the lab's directory from the output of a demo.

@@ -21,8 +21,8 @@ const demoProgram = "gateway-demo"
 
 // newDemoCommand is `gateway demo`: the tour.
 func newDemoCommand(o *cli.Options) *cobra.Command {
-	var imageDir string
-	var keep bool
+	var imageDir, etcd string
+	var keep, fleet bool
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Demonstrate every promise over real kernel paths, in temporary namespaces",
@@ -33,10 +33,15 @@ func newDemoCommand(o *cli.Options) *cobra.Command {
 				return fmt.Errorf("finding %s next to this program: %w", demoProgram, err)
 			}
 			args := []string{demoProgram, "--gateway=" + self, "--image-dir=" + imageDir, fmt.Sprintf("--keep=%t", keep), fmt.Sprintf("--json=%t", o.JSON)}
+			if fleet {
+				args = append(args, "--fleet", "--etcd="+etcd)
+			}
 			return becomeDemo(cmd.Context(), filepath.Dir(self), args)
 		},
 	}
 	cmd.Flags().BoolVar(&keep, "keep", false, "leave everything open after the last step, with commands to try, until Enter or Ctrl-C")
+	cmd.Flags().BoolVar(&fleet, "fleet", false, "demonstrate a fleet of three hosts instead, with an etcd")
+	cmd.Flags().StringVar(&etcd, "etcd", "/var/lib/boxgate/kubernetes/etcd", "with --fleet: the program of etcd, which make etcd builds")
 	cmd.Flags().StringVar(&imageDir, "image-dir", "/var/lib/boxgate/images", "where the image of the box is kept")
 	return cmd
 }

@@ -1,4 +1,4 @@
-// Package demo is the tour of `gateway demo`: it shows every promise of the gateway in a [lab.Lab].
+// Package demo has the tours of `gateway demo`: [Run] shows every promise of the gateway in a [lab.Lab], [RunFleet] a fleet of three.
 package demo
 
 import (
@@ -27,6 +27,8 @@ import (
 type tour struct {
 	lab      *lab.Lab
 	out      *pulse
+	steps    []step
+	prompt   string // before the $ of a command
 	program  string // path of the gateway
 	imageDir string
 	colour   bool   // as of Options
@@ -43,6 +45,7 @@ type Options struct {
 	// Keep, if not nil, leaves the lab open after the last step, until a line or the end of Keep is read or the context
 	// ends.
 	Keep io.Reader
+	Etcd string // path of etcd's program, for [RunFleet]
 }
 
 // lastStep is the title of the final step, which runs even if another has failed.
@@ -51,7 +54,7 @@ const lastStep = "Nothing is left behind"
 // Titles returns the titles of the steps of the demo, in the order shown.
 func Titles() []string {
 	var titles []string
-	for _, s := range demoSteps() {
+	for _, s := range new(tour).demoSteps() {
 		titles = append(titles, s.title)
 	}
 	return append(titles, lastStep)
@@ -68,7 +71,7 @@ type outcome struct {
 type step struct {
 	title string
 	about string
-	show  func(*tour, context.Context) error
+	show  func(context.Context) error
 }
 
 // Run runs every step, cleans up, prints the table and a summary, and returns an error if a step failed.
@@ -76,33 +79,50 @@ func Run(ctx context.Context, out io.Writer, o Options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the demo makes network namespaces and containers and needs root: run `sudo make demo`")
 	}
-	d := &tour{out: newPulse(out), program: o.Gateway, imageDir: o.ImageDir, colour: o.Colour, secret: "sk-demo-" + strings.ToLower(rand.Text())}
+	d := newTour(out, o)
 	defer d.out.stop()
+	d.steps, d.secret = d.demoSteps(), "sk-demo-"+strings.ToLower(rand.Text())
 	d.narrate("boxgate: a gateway, an internet of its own and one box, all in network namespaces made for this run.")
+	return d.runAll(ctx, func() {
+		if o.Keep != nil {
+			d.keepOpen(ctx, o.Keep)
+		}
+	}, d.cleanUp, d.summaryLines)
+}
+
+// newTour returns a tour without steps. Its out must be stopped.
+func newTour(out io.Writer, o Options) *tour {
+	return &tour{out: newPulse(out), program: o.Gateway, imageDir: o.ImageDir, colour: o.Colour}
+}
+
+// runAll runs the steps until one fails, calls complete if none did, cleans up in any case, and prints the table and the summary. The
+// error reports steps that failed or were not reached.
+func (d *tour) runAll(ctx context.Context, complete func(), cleanUp func(context.Context) error, seen func() []string) error {
 	if err := lab.RemoveStaleLabs(); err != nil {
 		d.narrate(fmt.Sprintf("What an interrupted demo left could not all be removed: %v", err))
 	}
-	for _, s := range demoSteps() {
+	for _, s := range d.steps {
 		if err := d.run(ctx, s); err != nil {
 			break
 		}
 	}
-	if o.Keep != nil && len(d.done) == len(demoSteps()) {
-		d.keepOpen(ctx, o.Keep)
+	if len(d.done) == len(d.steps) {
+		complete()
 	}
+	d.prompt = ""
 	_ = d.run(context.WithoutCancel(ctx), step{ // reported by the summary
 		title: lastStep, about: "Everything is removed; then we look for what might have stayed.",
-		show: (*tour).cleanUp,
+		show: cleanUp,
 	})
-	return d.summary()
+	return d.summary(seen)
 }
 
 // run runs one step and records its outcome.
 func (d *tour) run(ctx context.Context, s step) error {
-	fmt.Fprintf(d.out, "\n%s  (%.1f s)\n", d.styled(bold, fmt.Sprintf("%d of %d  %s", len(d.done)+1, len(demoSteps())+1, s.title)), d.out.elapsed().Seconds())
+	fmt.Fprintf(d.out, "\n%s  (%.1f s)\n", d.styled(bold, fmt.Sprintf("%d of %d  %s", len(d.done)+1, len(d.steps)+1, s.title)), d.out.elapsed().Seconds())
 	d.narrate(s.about)
 	start := time.Now()
-	err := s.show(d, ctx)
+	err := s.show(ctx)
 	if err != nil {
 		d.narrate(d.styled(red, fmt.Sprintf("This did not happen: %v", err)))
 	}
@@ -111,7 +131,7 @@ func (d *tour) run(ctx context.Context, s step) error {
 }
 
 // summary prints the table and returns an error if a step failed or was not reached.
-func (d *tour) summary() error {
+func (d *tour) summary(seen func() []string) error {
 	fmt.Fprintf(d.out, "\n%s\n", d.styled(bold, "Summary"))
 	var failed, reached int
 	for _, o := range d.done {
@@ -123,11 +143,11 @@ func (d *tour) summary() error {
 		reached++
 		fmt.Fprintf(d.out, "  %s  %-70s %6.1f s\n", mark, o.title, o.took.Seconds())
 	}
-	if missing := len(demoSteps()) + 1 - reached; failed > 0 || missing > 0 {
+	if missing := len(d.steps) + 1 - reached; failed > 0 || missing > 0 {
 		return fmt.Errorf("the demo is not complete: of its steps, %d failed and %d were not reached", failed, missing)
 	}
 	fmt.Fprintf(d.out, "\n%s\n", d.styled(bold, fmt.Sprintf("What you saw, in %.1f s", d.out.elapsed().Seconds())))
-	for _, line := range d.summaryLines() {
+	for _, line := range seen() {
 		d.narrate("- " + line)
 	}
 	return nil
@@ -170,7 +190,7 @@ type result struct {
 
 // sh shows a command as a user would type it, runs it (in ns, if not nil) and shows its output.
 func (d *tour) sh(ctx context.Context, shown string, cmd *exec.Cmd, ns *testnet.NS) (result, error) {
-	fmt.Fprintf(d.out, "   %s\n", d.styled(cyan, "$ "+shown))
+	fmt.Fprintf(d.out, "   %s\n", d.styled(cyan, d.prompt+"$ "+shown))
 	var buf bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &buf, &buf
 	start := cmd.Start
@@ -283,19 +303,29 @@ func (d *tour) cleanUp(_ context.Context) error {
 	if d.lab == nil {
 		return nil
 	}
-	dir := d.lab.Dir
-	if err := d.lab.Close(); err != nil {
+	if err := closeLabs(d.lab); err != nil {
 		return err
-	}
-	left, err := lab.Traces(dir)
-	if err != nil {
-		return err
-	}
-	if len(left) > 0 {
-		return fmt.Errorf("left behind: %s", strings.Join(left, ", "))
 	}
 	d.narrate("No process, mount, namespace, rule or file of the demo is left.")
 	return nil
+}
+
+// closeLabs closes labs and looks for leftovers of each.
+func closeLabs(labs ...*lab.Lab) error {
+	var errs []error
+	for _, l := range labs {
+		dir := l.Dir
+		if err := l.Close(); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		left, err := lab.Traces(dir)
+		if len(left) > 0 {
+			err = errors.Join(err, fmt.Errorf("left behind: %s", strings.Join(left, ", ")))
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // tryLine is refused until the policy allows it. The server's certificate is from the demo's internet, hence -k.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -30,6 +31,27 @@ func TestDemoFailsWhenAStepDoesNotHappen(t *testing.T) {
 		if strings.Contains(out.String(), "\x1b") != colour || strings.Contains(out.String(), "\x1b[31mThis did not happen: ") != colour {
 			t.Errorf("colours wanted: %v, got %q", colour, out.String())
 		}
+	}
+}
+
+// TestFleetDemoFailsWhenAStepDoesNotHappen: an interrupted tour of a fleet reports it, and cleans up. Without etcd it says how to get it.
+func TestFleetDemoFailsWhenAStepDoesNotHappen(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("the demo makes network namespaces: run it as root (sudo make test)")
+	}
+	var out bytes.Buffer
+	if err := RunFleet(t.Context(), &out, Options{Gateway: "/bin/true", Etcd: filepath.Join(t.TempDir(), "none")}); err == nil || !strings.Contains(err.Error(), "make etcd") || out.Len() > 0 {
+		t.Errorf("without etcd: %v %s", err, out.String())
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := RunFleet(ctx, &out, Options{Gateway: "/bin/true", ImageDir: t.TempDir(), Etcd: "/bin/false"}); err == nil || !strings.Contains(out.String(), "FAILED") || !strings.Contains(out.String(), "  ok      "+lastStep) {
+		t.Errorf("an etcd that does not serve: %v\n%s", err, out.String())
+	}
+	cancel()
+	if err := RunFleet(ctx, &out, Options{Gateway: "/bin/true", ImageDir: t.TempDir(), Etcd: "/bin/true"}); err == nil || strings.Count(out.String(), "  FAILED") != 2 {
+		t.Errorf("interrupted: %v\n%s", err, out.String())
 	}
 }
 

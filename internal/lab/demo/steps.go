@@ -20,35 +20,35 @@ import (
 )
 
 // demoSteps returns the promises in the order shown.
-func demoSteps() []step {
+func (d *tour) demoSteps() []step {
 	return []step{
 		{"The gateway starts beside an internet of its own",
 			"DNS, HTTPS, WebSocket and an attacker's host on documentation addresses; the gateway in a namespace beside them.",
-			(*tour).startGateway},
+			d.startGateway},
 		{"A box is launched, closed to all but one host",
 			"The policy names api.example.com. The header rule holds an API key: it goes to the gateway, never into the box.",
-			(*tour).launchBox},
+			d.launchBox},
 		{"The request from the box carries no key; the server receives it",
 			"Inside the box curl sends nothing but a plain request. /echo shows what reached the server.",
-			(*tour).showInjection},
+			d.showInjection},
 		{"The box holds the key nowhere",
 			"We search the environment, /proc and every file of the box for it.",
-			(*tour).searchBox},
+			d.searchBox},
 		{"A host that is not on the list is refused",
 			"evil.example.net is refused by name with a TLS alert, before any certificate: curl exits 35.",
-			(*tour).showDenied},
+			d.showDenied},
 		{"The metadata address is refused although the policy lists it",
 			"allowed_cidrs holds 169.254.169.254/32. Protected ranges win over every policy.",
-			(*tour).showMetadata},
+			d.showMetadata},
 		{"The policy is opened while the box runs, and the same command works",
 			"`gateway policy allow` returns when the new policy is in force everywhere. (-k: the host's certificate is self-signed.)",
-			(*tour).showOpened},
+			d.showOpened},
 		{"An open connection is cut when the policy closes",
 			"The box reads an endless stream from evil.example.net; then the policy closes.",
-			(*tour).showCut},
+			d.showCut},
 		{"A public URL answers 401 without its token and 200 with it",
 			"A web server in the box, reached over HTTPS with the installation's own CA.",
-			(*tour).showURL},
+			d.showURL},
 	}
 }
 
@@ -57,7 +57,7 @@ func (d *tour) startGateway(ctx context.Context) error {
 	if d.lab, err = lab.New(ctx, lab.Options{Gateway: d.program, ImageDir: d.imageDir, Change: smallImage}); err != nil {
 		return err
 	}
-	if err := d.ensureImage(ctx); err != nil {
+	if err := d.ensureImage(ctx, d.lab); err != nil {
 		return err
 	}
 	start := time.Now()
@@ -78,8 +78,8 @@ func smallImage(cfg *config.Config) { cfg.Launcher.Images["default"] = demoImage
 const imagePatience = time.Minute
 
 // ensureImage makes the gateway build the image of the box unless it exists, and shows the progress.
-func (d *tour) ensureImage(ctx context.Context) error {
-	cmd := d.lab.Command(ctx, "image", "pull", demoImage)
+func (d *tour) ensureImage(ctx context.Context, l *lab.Lab) error {
+	cmd := l.Command(ctx, "image", "pull", demoImage)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the tour handles Ctrl-C; a second signal would kill the command
 	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, imagePatience
 	var stderr bytes.Buffer
