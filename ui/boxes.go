@@ -95,6 +95,12 @@ type modelBudget struct {
 // Used formats the used part of the limit.
 func (b modelBudget) Used() string { return fmt.Sprintf("%.0f %%", 100*b.Ratio) }
 
+// Host returns the ID of the host of the fleet that has the box, with which its own ID begins.
+func (b box) Host() string { return string(b.ID[:min(len(b.ID), hostDigits)]) }
+
+// hostDigits is the length of the ID of a host.
+const hostDigits = 6
+
 // Label returns the name of the box, or its ID.
 func (b box) Label() string { return cmp.Or(b.Name, string(b.ID)) }
 
@@ -170,6 +176,8 @@ type boxesPage struct {
 	Label, Sort    string
 	States, Labels []string
 	Requests       bool // the caller may see requests
+	Fleet          bool // boxes have a host
+	OwnOnly        bool // the session reaches the boxes of this host only
 	Pager          pager
 }
 
@@ -194,7 +202,7 @@ func serveBoxes(v *visit) (view, error) {
 		return view{}, err
 	}
 	q := v.r.URL.Query()
-	page := boxesPage{All: len(all), Query: q.Get("q"), State: q.Get("state"), Label: q.Get("label"), Sort: q.Get("sort"), Requests: seen}
+	page := boxesPage{All: len(all), Query: q.Get("q"), State: q.Get("state"), Label: q.Get("label"), Sort: q.Get("sort"), Requests: seen, Fleet: v.ui.Fleet, OwnOnly: v.ui.Fleet && !v.session.Caller.Fleet}
 	for _, b := range all {
 		if !slices.Contains(page.States, string(b.Status)) {
 			page.States = append(page.States, string(b.Status))
@@ -281,6 +289,8 @@ func (p *boxesPage) sort() {
 	column, descending := strings.CutPrefix(p.Sort, "-")
 	by := func(a, b boxRow) int {
 		switch column {
+		case "host":
+			return cmp.Compare(a.Host(), b.Host())
 		case "state":
 			return cmp.Compare(a.Status, b.Status)
 		case "policy":

@@ -30,9 +30,17 @@ func Peer(ctx context.Context) (source string, ok bool) {
 // shownKeyContext is the context key of the key of a request.
 type shownKeyContext struct{}
 
-// WithShownKey returns a request whose context keeps the key that it presented, for calls to other hosts of the fleet that are part of it.
+// WithShownKey returns a request whose context keeps the key that it presented, or that its session at the dashboard began with, for calls to
+// other hosts of the fleet that are part of it.
 func WithShownKey(r *http.Request) *http.Request {
 	kept := http.Header{}
+	if s, ok := signedIn(r.Context()); ok {
+		if s.Key.Reveal() == "" {
+			return r
+		}
+		kept.Set(api.KeyHeader, s.Key.Reveal())
+		return r.WithContext(context.WithValue(r.Context(), shownKeyContext{}, kept))
+	}
 	for _, name := range []string{api.KeyHeader, "Authorization"} {
 		if values := r.Header.Values(name); len(values) > 0 {
 			kept[name] = values
@@ -44,8 +52,8 @@ func WithShownKey(r *http.Request) *http.Request {
 	return r.WithContext(context.WithValue(r.Context(), shownKeyContext{}, kept))
 }
 
-// ShownKey returns the headers with the key of a request. ok is false for requests without one: from the dashboard, and from users of the
-// Unix socket without one. Other hosts know neither.
+// ShownKey returns the headers with the key of a request. ok is false for requests without one: from sessions at the dashboard that did not
+// begin with a key of the fleet, and from users of the Unix socket. Other hosts know neither.
 func ShownKey(ctx context.Context) (_ http.Header, ok bool) {
 	kept, ok := ctx.Value(shownKeyContext{}).(http.Header)
 	return kept, ok

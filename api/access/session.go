@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"boxgate/api"
+	"boxgate/policy/name"
 )
 
 // Session is a caller whom the dashboard has signed in. Its requests are made inside this process, so they carry no key.
@@ -12,6 +13,9 @@ type Session struct {
 	Remote string // address of the browser, for the audit trail
 	// Valid reports whether the session has not ended. A request that takes long is cut soon after it has.
 	Valid func() bool
+	// Key is the API key of the fleet that the person has signed in with, for boxes of other hosts; empty for other sessions. Requests inside
+	// this process do not need it.
+	Key name.Secret
 }
 
 // sessionKey is the context key of the session. It is unexported and set by [WithCaller] only, so no field of a request from the

@@ -61,8 +61,18 @@ func (a *API) servedElsewhere(w *rest.Writer, r *http.Request, pattern string) b
 // hostFor returns the other host that serves a request, the owner of its box; "": this host serves it.
 func (a *API) hostFor(r *http.Request, pattern string) (host string, err error) {
 	_, path, _ := strings.Cut(pattern, " ")
-	if path != belowBox && !strings.HasPrefix(path, belowBox+"/") {
-		return "", nil
+	switch {
+	case a.ids[pattern] == "createBox" && r.URL.Query().Get("placement") == boxes.PlacementSpread: // the endpoint refuses other values
+		if err := leaves(r, "", "createBox", ""); err != nil {
+			return "", err
+		}
+		return a.Elsewhere.Place(r.Context())
+	case path == belowBox || strings.HasPrefix(path, belowBox+"/"):
+		id := segment(r, 3)
+		if host, err = a.ownerOf(r.Context(), id); err == nil && host != "" {
+			err = leaves(r, host, a.ids[pattern], id)
+		}
+		return host, err
 	}
 	id := segment(r, 3)
 	if access.MayElsewhere(r.Context(), a.ids[pattern], id) != nil {
@@ -92,14 +102,19 @@ func (a *API) mayLeave(r *http.Request) bool {
 	return a.Elsewhere != nil && r.Header[access.PeerHeader] == nil
 }
 
-// errNoKeyElsewhere refuses a call for a box of another host by a caller whom that host cannot know.
-var errNoKeyElsewhere = problem.Refuse(http.StatusForbidden, "boxes of other hosts need an API key of the fleet: the operator's key, other keys of this host alone, the dashboard, and users of the admin socket without a key reach the boxes of this host only")
+// noKeyElsewhere refuses a call for a box of another host by a caller whom that host cannot know.
+func noKeyElsewhere(host string) error {
+	where := "another host"
+	if host != "" {
+		where = "host " + host
+	}
+	return problem.Refuse(http.StatusForbidden, "the box is on %s of the fleet, which needs an API key of the fleet. Sessions at the dashboard that began with another key or an account, and users of the admin socket without a key, reach the boxes of this host only", where)
+}
 
-// leaves returns an error unless a request may be sent to the host that has a box. A key of this host alone is not: it would be refused there,
-// and be known there.
-func leaves(r *http.Request) error {
-	if _, ok := access.ShownKey(r.Context()); !ok || !api.CallerOf(r.Context()).Fleet {
-		return errNoKeyElsewhere
+// leaves returns an error unless a request may be sent to the host that has a box; "": the host is not chosen yet.
+func leaves(r *http.Request, host, route, box string) error {
+	if _, ok := access.ShownKey(r.Context()); !ok {
+		return noKeyElsewhere(host)
 	}
 	return nil
 }
@@ -156,7 +171,9 @@ func (d *dialect) controlElsewhere(w *rest.Writer, r, original *http.Request) bo
 	id := segment(r, strings.Count(before, "/")+1)
 	host, err := a.ownerOf(r.Context(), id)
 	if err == nil && host != "" {
-		err = leaves(r)
+		if _, ok := access.ShownKey(r.Context()); !ok {
+			err = noKeyElsewhere(host)
+		}
 	}
 	if err != nil {
 		a.recordRefusal(r, d.control.Pattern(r), err)

@@ -303,6 +303,14 @@ func (c *Client) address(out, in *http.Request, h fleet.Host) {
 			out.Header.Del(name)
 		}
 	}
+	if _, ok := access.Dashboard(in.Context()); ok { // a request inside this process, whose headers are not a caller's
+		key, _ := access.ShownKey(in.Context())
+		out.Header.Del(api.KeyHeader)
+		out.Header.Del("Authorization")
+		for name, values := range key {
+			out.Header[name] = values
+		}
+	}
 	out.Header.Set(access.PeerHeader, c.fleet.Identity.Host)
 	out.Header.Set(clientHeader, source(in))
 }

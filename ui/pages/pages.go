@@ -78,6 +78,12 @@ func isMissing(err error) bool {
 	return ok && refused.Status == http.StatusNotFound
 }
 
+// isUnreachable reports whether an error of the API is that the host of a box, in a fleet, does not answer.
+func isUnreachable(err error) bool {
+	refused, ok := errors.AsType[*api.ResponseError](err)
+	return ok && refused.Status == http.StatusServiceUnavailable && strings.HasPrefix(refused.Message, "host_unreachable:")
+}
+
 // is reports whether the person has one of the roles.
 func (v *Visit) is(roles ...api.Role) bool { return slices.Contains(roles, v.Caller.Role) }
 

@@ -64,6 +64,7 @@ type boxURLs struct {
 type allURLs struct {
 	Boxes     []boxURLs // with URLs
 	Count     int
+	Silent    int // boxes of hosts of the fleet that do not answer
 	MayChange bool
 	Pager     Pager // of boxes
 }
@@ -82,12 +83,22 @@ func allURLsPage(v *Visit) (View, error) {
 	data := allURLs{MayChange: v.mayChangeBoxes()}
 	var from, to int
 	from, to, data.Pager = pagedBy(v, len(list), mostBoxes)
+	silent := map[string]bool{} // hosts of the fleet; each may take seconds not to answer
 	data.Pager.Text = "boxes " + data.Pager.Text
 	for _, b := range list[from:to] {
+		if b.Status == string(api.StatusUnreachable) || silent[hostOf(b.ID)] {
+			data.Silent++
+			continue
+		}
 		var got struct{ Previews []publicURL }
 		if err := v.get(api.BoxPath(b.ID, "preview"), &got); err != nil {
 			if isMissing(err) {
 				continue // deleted in the meantime
+			}
+			if isUnreachable(err) {
+				silent[hostOf(b.ID)] = true
+				data.Silent++
+				continue
 			}
 			return View{}, err
 		}
@@ -99,6 +110,9 @@ func allURLsPage(v *Visit) (View, error) {
 	slices.SortStableFunc(data.Boxes, func(a, b boxURLs) int { return cmp.Compare(a.Box.Label(), b.Box.Label()) })
 	return View{Name: "urls", Title: "Public URLs", Section: "URLs", Data: data}, nil
 }
+
+// hostOf returns the host of the fleet in the ID of a box.
+func hostOf(id string) string { return id[:min(len(id), 6)] }
 
 // urlForm is the data of the page of the URLs of a box.
 type urlForm struct {

@@ -238,7 +238,7 @@ func (s *Store) fromIssuer(w http.ResponseWriter, r *http.Request) {
 		s.returns.end(networks)
 		dropCookie(w, flowCookie)
 		if err == nil {
-			s.finish(w, r, "GET "+CallbackPath, e, p)
+			s.finish(w, r, "GET "+CallbackPath, e, "", p)
 			return
 		}
 		p.Problem = s.issuerProblem(err)

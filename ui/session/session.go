@@ -1,11 +1,12 @@
 // Package session signs people in to the dashboard, with an API key or at an identity provider, and keeps their sessions in memory.
 //
-// The cookie of a session is random, and only its hash is kept. A session with a key has the permissions of that key as it is now: it
+// The cookie of a session is random, and only its hash is kept. A key of a fleet is in a second cookie, sealed with a key of this process. A session with a key has the permissions of that key as it is now: it
 // ends when the key does, when the key changes, or after twelve hours. One of an identity provider ends when the ID token expires, if
 // that is earlier.
 package session
 
 import (
+	"crypto/cipher"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -66,6 +67,7 @@ type Store struct {
 	returns returns
 	visits  visits
 	signIns signIns
+	seal    cipher.AEAD // of the keys that browsers keep
 
 	bodyTime time.Duration // for the form of a request
 
@@ -100,6 +102,7 @@ func New(o Options) *Store {
 	}
 	s := &Store{options: o, bodyTime: bodyTime, sessions: map[[sha256.Size]byte]*entry{}}
 	_, _ = rand.Read(s.key[:]) // never fails
+	s.seal = newSeal()
 	return s
 }
 
@@ -119,7 +122,7 @@ func (s *Store) With(r *http.Request) (*http.Request, bool) {
 		return r, false
 	}
 	return r.WithContext(access.WithCaller(r.Context(), access.Session{
-		Caller: e.caller, Remote: remoteOf(r), Valid: func() bool { return s.lives(e) },
+		Caller: e.caller, Remote: remoteOf(r), Valid: func() bool { return s.lives(e) }, Key: s.fleetKey(r, e),
 	})), true
 }
 

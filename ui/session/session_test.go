@@ -2,6 +2,7 @@ package session
 
 import (
 	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -156,6 +157,71 @@ func (b *browser) greeting(edits ...func(*http.Request)) string {
 	}
 	body := text(resp)
 	return body[strings.LastIndex(body, "\r\n")+2:]
+}
+
+// TestKeyOfAFleet: a session that began with a key of the fleet has that key for calls to other hosts, from a cookie that is good for this
+// session only. The gateway does not keep it, and sessions of other keys have none.
+func TestKeyOfAFleet(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.keys["key-of-the-fleet"] = api.Caller{Key: "key_2", Name: "ops", Role: api.RoleAdmin, Fleet: true}
+	shown := func(b *browser) string {
+		r := httptest.NewRequest("GET", "http://localhost:8600/ui/", nil)
+		for name, value := range b.cookies {
+			r.AddCookie(&http.Cookie{Name: name, Value: value})
+		}
+		in, ok := f.With(r)
+		if !ok {
+			return "no session"
+		}
+		in.Header.Set(api.KeyHeader, "of-the-request")
+		key, _ := access.ShownKey(access.WithShownKey(in).Context())
+		return key.Get(api.KeyHeader)
+	}
+	local := f.browser()
+	local.signIn("operator-key", "")
+	if got := shown(local); got != "" || local.cookies[KeyCookie] != "" {
+		t.Errorf("a key of the host alone: %q", got)
+	}
+	b, other := f.browser(), f.browser()
+	resp := b.signIn("key-of-the-fleet", "")
+	other.signIn("key-of-the-fleet", "")
+	if got := shown(b); got != "key-of-the-fleet" {
+		t.Fatalf("%q", got)
+	}
+	for _, set := range resp.Header.Values("Set-Cookie") {
+		if strings.HasPrefix(set, KeyCookie+"=") && !strings.HasSuffix(set, "; Path=/; Max-Age=43200; HttpOnly; Secure; SameSite=Strict") {
+			t.Errorf("%s", set)
+		}
+	}
+	if sealed, err := base64.RawURLEncoding.DecodeString(b.cookies[KeyCookie]); err != nil || strings.Contains(string(sealed), "key-of") || strings.Contains(fmt.Sprintf("%+v", f.Store), "key-of-the-fleet") {
+		t.Errorf("the key is in the clear: %v", err)
+	}
+	b.cookies[KeyCookie], other.cookies[KeyCookie] = other.cookies[KeyCookie], b.cookies[KeyCookie]
+	if got := shown(b); got != "" {
+		t.Errorf("the cookie of another session: %q", got)
+	}
+	for _, forged := range []string{"", "AAAA", strings.Repeat("A", 60), strings.Repeat("A", 4<<10)} {
+		if b.cookies[KeyCookie] = forged; shown(b) != "" {
+			t.Errorf("%q is a key", forged)
+		}
+	}
+	again := f.browser()
+	again.cookies[KeyCookie] = "earlier"
+	again.signIn("operator-key", "")
+	if again.cookies[KeyCookie] != "" {
+		t.Error("a sign-in with another key left the cookie")
+	}
+	other.send("POST", SignOutPath, url.Values{TokenField: {f.token(other.cookies[Cookie])}})
+	if other.cookies[KeyCookie] != "" || shown(other) != "no session" {
+		t.Error("the cookie is left after signing out")
+	}
+	f.change(func() {
+		f.keys["key-of-the-fleet"] = api.Caller{Key: "key_2", Name: "ops", Role: api.RoleReader, Fleet: true}
+	})
+	if got := shown(b); got != "no session" {
+		t.Errorf("after the key changed: %q", got)
+	}
 }
 
 // A person signs in with a key, sees pages as its caller, and signs out. The cookie is that host's alone, and only its hash is kept.

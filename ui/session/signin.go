@@ -162,11 +162,11 @@ func (s *Store) signIn(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	e := &entry{caller: caller, digest: sha256.Sum256([]byte(key)), person: caller.Name, peer: s.options.Peer(r), expires: s.options.Now().Add(Lifetime)}
-	s.finish(w, r, "POST "+SignInPath, e, p)
+	s.finish(w, r, "POST "+SignInPath, e, key, p)
 }
 
-// finish begins a session, ends an earlier one of the browser, and sends the browser on.
-func (s *Store) finish(w http.ResponseWriter, r *http.Request, route string, e *entry, p Page) {
+// finish begins a session, with the key that it was signed in with, if any; it ends an earlier one of the browser, and sends the browser on.
+func (s *Store) finish(w http.ResponseWriter, r *http.Request, route string, e *entry, key string, p Page) {
 	if s.options.Admitted != nil {
 		if err := s.options.Admitted(r, e.caller.Holder()); err != nil {
 			if exceeded, ok := errors.AsType[*quota.Error](err); ok {
@@ -200,6 +200,7 @@ func (s *Store) finish(w http.ResponseWriter, r *http.Request, route string, e *
 		s.end(old)
 	}
 	setCookie(w, Cookie, cookie, e.expires.Sub(s.options.Now()))
+	s.giveKey(w, r, e, key)
 	dropCookie(w, formCookie)
 	if e.issued {
 		goOn(w, p.Next)
@@ -228,6 +229,7 @@ func (s *Store) signOut(w http.ResponseWriter, r *http.Request) {
 		_ = s.record(r, "POST "+SignOutPath, e.caller, http.StatusSeeOther) // the session has ended in any case
 	}
 	dropCookie(w, Cookie)
+	s.dropKey(w, r)
 	http.Redirect(w, r, SignInPath, http.StatusSeeOther)
 }
 

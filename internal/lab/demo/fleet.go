@@ -376,6 +376,6 @@ func (d *fleetTour) summaryLines() []string {
 		"One API key was valid on all of them, and a command on host 1 ran in a box of host 2.",
 		"A visitor of host 1 reached a public URL of host 2, and TLS ended there only.",
 		fmt.Sprintf("A host without etcd fenced itself after %.0f s. Its boxes went on, and their policies could be tightened.", d.fenceAfter.Seconds()),
-		"A key revoked in the meantime was accepted by no host, before, while or after it was cut off.",
+		"A key revoked in the meantime is accepted by no host, the one that had been cut off included.",
 	}
 }
