@@ -1,13 +1,17 @@
 package ui
 
 import (
+	"context"
 	"net/http"
 	"net/url"
 	"strings"
 	"testing"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/apitest"
+	"boxgate/api/boxes"
+	"boxgate/api/problem"
 	"boxgate/api/server"
 )
 
@@ -92,5 +96,63 @@ func TestRolesOfTheFleetPage(t *testing.T) {
 	b := serve(t).as(t, apitest.Key)
 	if resp, page := b.get(t, "/ui/fleet"); resp.StatusCode != http.StatusNotFound || strings.Contains(page, "Fleet") {
 		t.Errorf("without a fleet: %s %s", resp.Status, page)
+	}
+}
+
+// silent is a fleet with one other host, which does not answer.
+type silent struct{}
+
+func (silent) Owner(_ context.Context, id string) (string, error) {
+	if strings.HasPrefix(id, "bbbbbb") {
+		return "bbbbbb", nil
+	}
+	return "", nil
+}
+
+func (silent) Forward(_ http.ResponseWriter, _ *http.Request, host string, fail func(error)) {
+	fail(problem.Unreachable(host, "does not answer"))
+}
+
+func (silent) Place(context.Context) (string, error) { return "", nil }
+
+func (silent) List(ctx context.Context, _ string) (l boxes.Listed) {
+	if _, ok := access.ShownKey(ctx); ok {
+		l.Silent = []boxes.SilentHost{{ID: "bbbbbb", Boxes: []api.Box{{ID: "bbbbbb0000000001", Name: injected}}}}
+	}
+	return l
+}
+
+// TestBoxesOfAFleet: with a key of the fleet the list has the boxes of all hosts, with their host, also of one that does not answer; other pages
+// go on without it. With another key the list says that it has the boxes of this host.
+func TestBoxesOfAFleet(t *testing.T) {
+	t.Parallel()
+	g := serve(t, func(c *server.Config) { c.Fleet, c.Elsewhere = apitest.NewFleet("x"), silent{} })
+	g.host.Add(t, api.CreateRequest{Name: "near"})
+	g.host.Mu.Lock()
+	g.host.Keys = map[string]api.Key{
+		"sk-fleet": {Caller: api.Caller{Key: "key_1", Name: "ops", Role: api.RoleAdmin, Fleet: true}}, "sk-local": {Caller: api.Caller{Key: "key_2", Name: "local", Role: api.RoleAdmin}},
+	}
+	g.host.Mu.Unlock()
+	b, local := g.as(t, "sk-fleet"), g.as(t, "sk-local")
+	_, page := b.get(t, "/ui/?sort=-host")
+	for _, want := range []string{"near", injectedShown, ">unreachable<", ">bbbbbb<", `href="/ui/boxes/bbbbbb0000000001"`} {
+		if !strings.Contains(page, want) {
+			t.Errorf("no %q in %s", want, page)
+		}
+	}
+	if strings.Contains(page, "These are the boxes of this host") {
+		t.Error("a key of the fleet is one of this host")
+	}
+	if resp, page := b.get(t, "/ui/urls"); resp.StatusCode != http.StatusOK || !strings.Contains(page, "The URLs of 1 box are not shown") {
+		t.Errorf("the URLs: %s %s", resp.Status, page)
+	}
+	if resp, page := b.get(t, "/ui/boxes/bbbbbb0000000001"); resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(page, "host bbbbbb of the fleet does not answer") {
+		t.Errorf("the box: %s %s", resp.Status, page)
+	}
+	if _, page := local.get(t, "/ui/"); strings.Contains(page, "bbbbbb") || !strings.Contains(page, "These are the boxes of this host") {
+		t.Errorf("with a key of this host: %s", page)
+	}
+	if resp, page := local.get(t, "/ui/boxes/bbbbbb0000000001"); resp.StatusCode != http.StatusForbidden || !strings.Contains(page, "the box is on host bbbbbb of the fleet") {
+		t.Errorf("the box with a key of this host: %s %s", resp.Status, page)
 	}
 }

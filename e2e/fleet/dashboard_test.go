@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"io"
@@ -65,6 +66,33 @@ func (b *browser) get(path string) (int, string) {
 	return status, page
 }
 
+// watch opens a stream, and reports whether it shows a text that do causes.
+func (b *browser) watch(path, want string, do func()) (seen bool) {
+	b.h.T.Helper()
+	ctx, cancel := context.WithTimeout(b.h.T.Context(), harness.Patience)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:8600"+path, nil)
+	if err != nil {
+		b.h.T.Fatal(err)
+	}
+	r.Header.Set("Accept", "text/event-stream")
+	for name, value := range b.cookies {
+		r.AddCookie(&http.Cookie{Name: name, Value: value})
+	}
+	resp, err := b.client.Do(r)
+	if err != nil {
+		b.h.T.Fatal(err)
+	}
+	defer resp.Body.Close()
+	do()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if strings.Contains(lines.Text(), want) {
+			return true
+		}
+	}
+	return false
+}
+
 // signIn returns a browser on a host that has signed in with a key.
 func (h *host) signIn(key string) *browser {
 	h.T.Helper()
@@ -113,6 +141,9 @@ func TestDashboardOfAnotherHost(t *testing.T) {
 		if status, page := ops.get("/ui/boxes/" + box + path); status != http.StatusOK || !strings.Contains(page, "far") {
 			t.Errorf("%s: %d %s", path, status, page)
 		}
+	}
+	if seen := ops.watch("/ui/boxes/"+box+"/live", "denied.example.com", func() { b.Sh(box, "curl -sS -m 5 http://denied.example.com/") }); !seen {
+		t.Error("the stream of decisions does not show one")
 	}
 	if status, _ := ops.get("/ui/urls"); status != http.StatusOK {
 		t.Errorf("the URLs of all boxes: %d", status)
