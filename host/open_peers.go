@@ -70,7 +70,7 @@ func (h *Host) servePeerAPI(run func(string, func() error), admin *server.API) {
 	}
 	tried := tryable(p.listeners.Fleet)
 	strangers := p.shares.Keyless(tried)
-	s := peerapi.NewServer(peerapi.ServerConfig{Fleet: p.fleet, API: h.turn.wrap(admin), Log: p.log.Named("fleet"), Refused: p.peerAPI.client.CountRefused, Known: func(c net.Conn) {
+	s := peerapi.NewServer(peerapi.ServerConfig{Fleet: p.fleet, API: h.turn.wrap(admin), Most: p.shares.Hosts(), Log: p.log.Named("fleet"), Refused: p.peerAPI.client.CountRefused, Known: func(c net.Conn) {
 		if secured, ok := c.(interface{ NetConn() net.Conn }); ok {
 			strangers.Known(secured.NetConn())
 		}

@@ -87,7 +87,7 @@ func (h *Host) newAdmin() (*server.API, error) {
 		return nil, err
 	}
 	return server.New(server.Config{
-		E2B: dialect, Elsewhere: h.parts.elsewhere(), Fleet: h.parts.members(), Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.adminHosts(), HasSecret: h.parts.secrets.Has, KeySecret: h.parts.keySecrets.Find, Meters: h.parts.cfg.Meters, Watcher: h.usage, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(8<<20, 8), MaxRun: h.parts.largestBody(harness.MaxBody, 5), Silence: h.parts.cfg.Admin.Silence,
+		E2B: dialect, Elsewhere: h.parts.elsewhere(), Spread: h.parts.cfg.Fleet.Spreads(), Fleet: h.parts.members(), Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.adminHosts(), HasSecret: h.parts.secrets.Has, KeySecret: h.parts.keySecrets.Find, Meters: h.parts.cfg.Meters, Watcher: h.usage, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(8<<20, 8), MaxRun: h.parts.largestBody(harness.MaxBody, 5), Silence: h.parts.cfg.Admin.Silence,
 	})
 }
 

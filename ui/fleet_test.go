@@ -8,9 +8,8 @@ import (
 	"testing"
 
 	"boxgate/api"
-	"boxgate/api/access"
 	"boxgate/api/apitest"
-	"boxgate/api/boxes"
+	"boxgate/api/elsewhere"
 	"boxgate/api/problem"
 	"boxgate/api/server"
 )
@@ -113,13 +112,14 @@ func (silent) Forward(_ http.ResponseWriter, _ *http.Request, host string, fail 
 	fail(problem.Unreachable(host, "does not answer"))
 }
 
-func (silent) Place(context.Context) (string, error) { return "", nil }
+func (silent) Place(context.Context) ([]string, error) { return []string{""}, nil }
 
-func (silent) List(ctx context.Context, _ string) (l boxes.Listed) {
-	if _, ok := access.ShownKey(ctx); ok {
-		l.Silent = []boxes.SilentHost{{ID: "bbbbbb", Boxes: []api.Box{{ID: "bbbbbb0000000001", Name: injected}}}}
-	}
-	return l
+func (silent) Ask(context.Context, elsewhere.Call) []elsewhere.Answer {
+	return []elsewhere.Answer{{Host: "bbbbbb", Err: problem.Unreachable("bbbbbb", "does not answer")}}
+}
+
+func (silent) Listed(context.Context, string) []api.Box {
+	return []api.Box{{ID: "bbbbbb0000000001", Name: injected}}
 }
 
 // TestBoxesOfAFleet: with a key of the fleet the list has the boxes of all hosts, with their host, also of one that does not answer; other pages

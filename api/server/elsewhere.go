@@ -61,25 +61,15 @@ func (a *API) servedElsewhere(w *rest.Writer, r *http.Request, pattern string) b
 // hostFor returns the other host that serves a request, the owner of its box; "": this host serves it.
 func (a *API) hostFor(r *http.Request, pattern string) (host string, err error) {
 	_, path, _ := strings.Cut(pattern, " ")
-	switch {
-	case a.ids[pattern] == "createBox" && r.URL.Query().Get("placement") == boxes.PlacementSpread: // the endpoint refuses other values
-		if err := leaves(r, "", "createBox", ""); err != nil {
-			return "", err
-		}
-		return a.Elsewhere.Place(r.Context())
-	case path == belowBox || strings.HasPrefix(path, belowBox+"/"):
-		id := segment(r, 3)
-		if host, err = a.ownerOf(r.Context(), id); err == nil && host != "" {
-			err = leaves(r, host, a.ids[pattern], id)
-		}
-		return host, err
+	if path != belowBox && !strings.HasPrefix(path, belowBox+"/") {
+		return "", nil
 	}
 	id := segment(r, 3)
 	if access.MayElsewhere(r.Context(), a.ids[pattern], id) != nil {
 		return "", nil // this host refuses it as well, without a look-up
 	}
 	if host, err = a.ownerOf(r.Context(), id); err == nil && host != "" {
-		err = leaves(r)
+		err = leaves(r, host)
 	}
 	return host, err
 }
@@ -108,12 +98,13 @@ func noKeyElsewhere(host string) error {
 	if host != "" {
 		where = "host " + host
 	}
-	return problem.Refuse(http.StatusForbidden, "the box is on %s of the fleet, which needs an API key of the fleet. Sessions at the dashboard that began with another key or an account, and users of the admin socket without a key, reach the boxes of this host only", where)
+	return problem.Refuse(http.StatusForbidden, "boxes of %s need an API key of the fleet: the operator's key, other keys of this host alone, sessions at the dashboard that began with these or with an account, and users of the admin socket without a key reach the boxes of this host only", where)
 }
 
-// leaves returns an error unless a request may be sent to the host that has a box; "": the host is not chosen yet.
-func leaves(r *http.Request, host, route, box string) error {
-	if _, ok := access.ShownKey(r.Context()); !ok {
+// leaves returns an error unless a request may be sent to the host that has a box; "": the host is not chosen yet. A key of this host alone is
+// not: it would be refused there, and be known there.
+func leaves(r *http.Request, host string) error {
+	if _, ok := access.ShownKey(r.Context()); !ok || !api.CallerOf(r.Context()).Fleet {
 		return noKeyElsewhere(host)
 	}
 	return nil
@@ -171,9 +162,7 @@ func (d *dialect) controlElsewhere(w *rest.Writer, r, original *http.Request) bo
 	id := segment(r, strings.Count(before, "/")+1)
 	host, err := a.ownerOf(r.Context(), id)
 	if err == nil && host != "" {
-		if _, ok := access.ShownKey(r.Context()); !ok {
-			err = noKeyElsewhere(host)
-		}
+		err = leaves(r, host)
 	}
 	if err != nil {
 		a.recordRefusal(r, d.control.Pattern(r), err)
@@ -185,7 +174,7 @@ func (d *dialect) controlElsewhere(w *rest.Writer, r, original *http.Request) bo
 // configuration has it.
 func (d *dialect) createdElsewhere(w *rest.Writer, r, original *http.Request, fail func(error)) bool {
 	a := d.api
-	if leaves(r) != nil {
+	if leaves(r, "") != nil {
 		return false
 	}
 	var body struct {
@@ -219,7 +208,7 @@ func (d *dialect) own(w http.ResponseWriter, r *http.Request) {
 		a.answers.Fail(w, r, noRoute(a.mux, w, r))
 		return
 	}
-	if a.mayLeave(r) && leaves(r) == nil {
+	if a.mayLeave(r) && leaves(r, "") == nil {
 		host, err := a.hostFor(r, pattern)
 		if err != nil {
 			a.answers.Fail(w, r, err)

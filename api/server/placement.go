@@ -27,7 +27,7 @@ func (a *API) spread(w *rest.Writer, r, original *http.Request, placement string
 	if !asked && (placement != "" || !a.Spread || !api.CallerOf(r.Context()).Fleet) {
 		return false
 	}
-	err := cmp.Or(access.MayElsewhere(r.Context(), "createBox", ""), leaves(r))
+	err := cmp.Or(access.MayElsewhere(r.Context(), "createBox", ""), leaves(r, ""))
 	var hosts []string
 	if err == nil {
 		hosts, err = a.Elsewhere.Place(r.Context())
@@ -151,7 +151,7 @@ func (a *API) createdElsewhere(w *rest.Writer, r *http.Request, fail func(error)
 	host, err := "", a.peek(w, r, r, &body)
 	if err == nil {
 		if host = a.snapshotHost(r.Context(), body.SnapshotID); host != "" {
-			err = cmp.Or(access.MayElsewhere(r.Context(), "createBoxFromSnapshot", ""), leaves(r))
+			err = cmp.Or(access.MayElsewhere(r.Context(), "createBoxFromSnapshot", ""), leaves(r, host))
 		}
 	}
 	if err != nil {

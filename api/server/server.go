@@ -113,6 +113,8 @@ type Config struct {
 	KeySecret func(key, n string, host name.Pattern) (source, flaw string, found bool)
 	// Elsewhere reaches the other hosts of the fleet. nil: there is no fleet.
 	Elsewhere Elsewhere
+	// Spread places new boxes of clients with a key of the fleet on the emptier of two hosts, unless they ask for another placement.
+	Spread bool
 	// Fleet shows the hosts of the fleet. nil: there is no fleet.
 	Fleet members.Host
 	// Watcher reports changes of files. nil: they are not watched.

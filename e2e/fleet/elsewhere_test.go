@@ -28,10 +28,11 @@ import (
 
 // joined are three members of one fleet whose gateways reach each other over a switch of their own.
 type joined struct {
-	t     *testing.T
-	hosts []*host
-	key   string
-	etcd  *etcdtest.Server
+	t        *testing.T
+	etcd     *etcdtest.Server
+	hosts    []*host
+	operator string // a key that each host has for itself
+	key      string // of the fleet, with the role admin; a fenced host refuses it
 }
 
 // address returns the address of a host on the switch.
@@ -57,20 +58,8 @@ func three(t *testing.T) (j joined, a, b, c *host) {
 func switched(t *testing.T, change func(i int, c *config.Config)) (j joined, lan *harness.Switch) {
 	t.Helper()
 	etcd := etcdtest.Start(t)
-	lan, err := testnet.NewNS()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = lan.End() })
-	j = joined{t: t, key: store.NewKey().Reveal(), etcd: etcd}
-	ip := func(ns *testnet.NS, args ...string) {
-		t.Helper()
-		if out, err := ns.Run(t.Context(), "ip", args...); err != nil {
-			t.Fatalf("ip %v: %v: %s", args, err, out)
-		}
-	}
-	ip(lan, "link", "add", "switch", "type", "bridge")
-	ip(lan, "link", "set", "switch", "up")
+	lan = harness.NewSwitch(t)
+	j = joined{t: t, etcd: etcd, operator: store.NewKey().Reveal()}
 	for i := range 3 {
 		h := &host{World: harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
 			c.Fleet = config.Fleet{Name: "test", Endpoints: []string{etcd.Endpoint()}}

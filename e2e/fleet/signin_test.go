@@ -91,14 +91,14 @@ func (h *host) startProvider() string {
 	return strings.TrimSpace(issuer)
 }
 
-// browser is a visitor with cookies, who follows redirects.
-type browser struct {
+// webClient is a visitor with cookies, who follows redirects.
+type webClient struct {
 	*http.Client
 	t *testing.T
 }
 
 // browser returns one that reaches all public URLs at an address on the switch, and the identity provider beside the third host.
-func (w *balanced) browser(at string) browser {
+func (w *balanced) browser(at string) webClient {
 	w.t.Helper()
 	jar, err := cookiejar.New(nil)
 	if err != nil {
@@ -114,11 +114,11 @@ func (w *balanced) browser(at string) browser {
 		},
 	}
 	w.t.Cleanup(transport.CloseIdleConnections)
-	return browser{&http.Client{Jar: jar, Transport: transport, Timeout: harness.Patience}, w.t}
+	return webClient{&http.Client{Jar: jar, Transport: transport, Timeout: harness.Patience}, w.t}
 }
 
-// open returns the answer to a request of the browser: the status, the address after redirects, and the body.
-func (b browser) open(method, address string, form url.Values, edits ...func(*http.Request)) (status int, at *url.URL, page string) {
+// open returns the answer to a request of the client: the status, the address after redirects, and the body.
+func (b webClient) open(method, address string, form url.Values, edits ...func(*http.Request)) (status int, at *url.URL, page string) {
 	b.t.Helper()
 	var body io.Reader
 	if form != nil {
@@ -148,7 +148,7 @@ func (b browser) open(method, address string, form url.Values, edits ...func(*ht
 }
 
 // signIn opens a public URL, and signs in at the provider.
-func (b browser) signIn(address string) (status int, at *url.URL, page string) {
+func (b webClient) signIn(address string) (status int, at *url.URL, page string) {
 	b.t.Helper()
 	_, at, page = b.open("GET", address, nil)
 	link := regexp.MustCompile(`href="(/\.boxgate/start[^"]*)"`).FindStringSubmatch(page)

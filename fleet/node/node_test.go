@@ -118,7 +118,7 @@ func TestNodeInItsFleet(t *testing.T) {
 	if err := registry.Register(n); err != nil {
 		t.Fatal(err)
 	}
-	if families, err := registry.Gather(); err != nil || len(families) != 7 {
+	if families, err := registry.Gather(); err != nil || len(families) != 9 {
 		t.Errorf("%d metrics, %v", len(families), err)
 	}
 	if err := r.Leave(t.Context(), "a1b2c3"); err != nil {

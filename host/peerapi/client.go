@@ -71,16 +71,48 @@ type Client struct {
 	turns   turns
 	silent  silences
 	mu      sync.Mutex
-	streams map[string]int // by host
+	streams map[string]*streams // by host
 
 	calls      outcomes
 	turnedAway atomic.Uint64 // calls of other hosts that were refused here
 	last       lastState
 }
 
+// streams are the calls to one host.
+type streams struct {
+	all, others, keyless int
+	of                   map[holder]int
+}
+
+// holder is the caller that calls count for: an API key, or without one an address.
+type holder struct {
+	key, address string
+	admin        bool
+}
+
+// holderOf returns the caller of a request, which is that of its context. address is its client; only calls without a key need it.
+func holderOf(ctx context.Context, address string) holder {
+	switch caller := api.CallerOf(ctx); {
+	case caller.Role == api.RoleAdmin:
+		return holder{key: caller.Key, admin: true}
+	case caller.Key != "":
+		return holder{key: caller.Key}
+	}
+	if ip, err := netip.ParseAddr(address); err == nil {
+		address = peernet.Network(ip).String()
+	}
+	return holder{address: address}
+}
+
 // NewClient returns a client without connections.
 func NewClient(f *node.Node, log *zap.Logger) *Client {
-	c := &Client{fleet: f, log: log, streams: map[string]int{}, calls: outcomes{hosts: map[string]experience{}}, last: lastState{turn: make(chan struct{}, 1)}}
+	c := &Client{
+		fleet: f, log: log, streams: map[string]*streams{}, lookups: make(chan struct{}, mostLookups), calls: outcomes{hosts: map[string]experience{}},
+		last: lastState{turn: make(chan struct{}, 1)},
+	}
+	c.find = func(ctx context.Context, name string) (directory.Owner, bool, error) {
+		return f.Directory().Find(ctx, name)
+	}
 	c.transport = &http.Transport{
 		DialTLSContext: c.dial, DisableCompression: true, IdleConnTimeout: idleTimeout, MaxIdleConns: 1024, MaxIdleConnsPerHost: 64, MaxResponseHeaderBytes: 64 << 10,
 	}

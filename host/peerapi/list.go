@@ -217,7 +217,7 @@ func (c *Client) ask(ctx context.Context, call elsewhere.Call, a *elsewhere.Answ
 	if h, a.Err = c.member(a.Host); a.Err != nil {
 		return
 	}
-	a.Status, a.Body, a.Err = c.read(ctx, h, call, key)
+	a.Status, a.Body, a.Err = c.exchange(ctx, h, call, key)
 	c.silent.note(a.Host, errors.Is(a.Err, context.DeadlineExceeded))
 	if a.Err == nil && total.Add(int64(len(a.Body))) > maxAnswers {
 		a.Body, a.Err = nil, errTooLong
@@ -227,16 +227,13 @@ func (c *Client) ask(ctx context.Context, call elsewhere.Call, a *elsewhere.Answ
 	}
 }
 
-// read sends a call to a host, and reads the answer. Its memory counts for the key of the caller.
-func (c *Client) read(ctx context.Context, h fleet.Host, call elsewhere.Call, key http.Header) (status int, body []byte, err error) {
+// exchange sends a call to a host, and reads the answer. Its memory counts for the key of the caller.
+func (c *Client) exchange(ctx context.Context, h fleet.Host, call elsewhere.Call, key http.Header) (status int, body []byte, err error) {
 	resp, err := c.send(ctx, h, call, key)
 	if err != nil {
 		return 0, nil, err
 	}
 	defer resp.Body.Close()
-	if why := resp.Header.Get(refusedHeader); why != "" {
-		return 0, nil, errors.New(why)
-	}
 	text, err := io.ReadAll(strict.NewClaimed(io.LimitReader(resp.Body, maxAnswer+1), quota.ScopeOf(ctx)))
 	if err == nil && len(text) > maxAnswer {
 		err = errTooLong

@@ -32,6 +32,8 @@ type ServerConfig struct {
 	API http.Handler
 	// Known is called for a connection once the other end is known to be a member.
 	Known func(net.Conn)
+	// Most is the maximum number of connections of all hosts, and of their calls at a time.
+	Most int
 	// Refused is called for each call that does not reach the API.
 	Refused func()
 	Log     *zap.Logger

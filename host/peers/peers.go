@@ -101,7 +101,12 @@ var errNoPeer = errors.New("the host with the box is not a member of the fleet a
 
 // Dial implements [boxgate/ingress.Fleet].
 func (p *Peers) Dial(ctx context.Context, owner, host string, from, to netip.AddrPort, first []byte) (*net.TCPConn, error) {
-	c, err := p.dial(ctx, owner, host, from, to, first)
+	return p.open(ctx, owner, balancer.Passed{From: from, To: to, Name: host, Mode: balancer.ModeTLS}, first)
+}
+
+// open connects to a host, and sends a header, with the fields that are the same for each, and first.
+func (p *Peers) open(ctx context.Context, owner string, header balancer.Passed, first []byte) (*net.TCPConn, error) {
+	c, err := p.dial(ctx, owner, header, first)
 	if err != nil {
 		p.failed.Add(1)
 		return nil, err
@@ -110,8 +115,8 @@ func (p *Peers) Dial(ctx context.Context, owner, host string, from, to netip.Add
 	return c, nil
 }
 
-// dial connects to the host with the box, and sends the header and the first bytes of the visitor.
-func (p *Peers) dial(ctx context.Context, owner, host string, from, to netip.AddrPort, first []byte) (*net.TCPConn, error) {
+// dial is [Peers.open] without its counters.
+func (p *Peers) dial(ctx context.Context, owner string, header balancer.Passed, first []byte) (*net.TCPConn, error) {
 	at, ok := p.Hosts.IngressOf(owner)
 	key, _, known := p.Hosts.Secrets(owner)
 	if !ok || !known {

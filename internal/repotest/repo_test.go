@@ -161,7 +161,7 @@ api/openapi: api api/problem api/rest api/strict
 api/problem: policy api quota
 api/rest: policy api api/problem api/strict quota internal/lazyregexp llm
 api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
-api/server: policy llm rule/header audit api api/e2b api/e2b/envd api/e2b/token api/process api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/keysecrets api/lifecycle api/members api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
+api/server: policy llm rule/header audit api api/e2b api/e2b/envd api/e2b/token api/process api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/keysecrets api/lifecycle api/members api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals api/elsewhere
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/schema:
 api/session: policy api api/access api/history api/problem api/rest api/spec api/strict quota
@@ -247,7 +247,7 @@ host/change: policy api internal/fault store store/history
 host/enforce: policy firewall internal/fault
 host/enforce/enforcetest: policy firewall
 host/webhook: policy internal/socket
-host/peerapi: policy fleet fleet/etcdtest fleet/directory fleet/node fleet/pki fleet/roster api api/access api/boxes api/problem api/rest audit internal/fault
+host/peerapi: policy fleet fleet/etcdtest fleet/directory fleet/node fleet/pki fleet/roster api api/access api/problem api/rest audit internal/fault internal/peernet fleet/roster api/elsewhere api/strict quota
 host/handover: policy
 host/handover/handovertest: policy host/handover
 host/approvals: policy api api/change audit boundary host/change host/state internal/fault internal/ratelimit internal/required store
