@@ -73,6 +73,9 @@ func (k Keys) Asks() string { return k.Watched() + "asks/" }
 // Names is the prefix of the names of boxes, see package directory.
 func (k Keys) Names() string { return k.root + "names/" }
 
+// Domains is the prefix of the domains of public URLs, see package directory. Each host follows it.
+func (k Keys) Domains() string { return k.root + "domains/" }
+
 // Boxes is the prefix of the boxes of a host.
 func (k Keys) Boxes(host string) string { return k.root + "boxes/" + host + "/" }
 

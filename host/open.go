@@ -150,7 +150,7 @@ func (o *opening) openURLs(context.Context) (err error) {
 	}
 	o.publicURLs, err = urls.New(urls.Config{
 		Ingress: p.cfg.Ingress, HTTPS: p.listeners.PortOfHTTPS(), HTTP: p.listeners.PortOfHTTP(), Log: p.log, Store: p.store.URLs, Visitors: p.ingress, Boxes: p.boxes,
-		Table: p.urlTable, Reach: p.reach, Domains: p.domains, Holdings: p.holdings, Before: p.before, TokenFields: p.tokenFields(),
+		Table: p.urlTable, Reach: p.reach, Domains: p.domains, Holdings: p.holdings, Claims: p.fleetDomains(), Before: p.before, TokenFields: p.tokenFields(),
 	})
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"sync/atomic"
+	"time"
 
 	"boxgate/api/members"
 	"boxgate/api/server"
@@ -12,20 +13,30 @@ import (
 	"boxgate/host/box"
 	"boxgate/host/peerapi"
 	"boxgate/host/peers"
+	"boxgate/host/urls"
 	"boxgate/ingress"
 )
 
 // peerAPI are the other hosts of the fleet. All methods may be called on nil, without a fleet.
 type peerAPI struct {
-	client *peerapi.Client
-	names  *peerapi.Names
-	server atomic.Pointer[http.Server] // of the calls of other hosts; nil: fleet.advertise is not set, or it is not served yet
+	client  *peerapi.Client
+	names   *peerapi.Names
+	domains *peerapi.Domains
+	server  atomic.Pointer[http.Server] // of the calls of other hosts; nil: fleet.advertise is not set, or it is not served yet
 }
 
 // openPeerAPI makes the connections to other hosts, which are opened when they are used.
 func (p *parts) openPeerAPI() {
 	log := p.log.Named("fleet")
 	p.peerAPI = &peerAPI{client: peerapi.NewClient(p.fleet, log), names: peerapi.NewNames(p.fleet, p.directoryEntries, log)}
+	p.peerAPI.domains = peerapi.NewDomains(peerapi.DomainsConfig{
+		Fleet: p.fleet, Log: log,
+		Served: func() map[string]string { return p.urlTable.Domains() }, Serves: func(domain string) bool { return p.urlTable.Serves(domain) },
+		Freed: func(domain string) (key string, at time.Time, err error) {
+			d, err := p.store.URLs.Domain(domain)
+			return d.Key, d.Freed, err
+		},
+	})
 }
 
 // directoryEntries returns the boxes of this host as the directory of the fleet has them.
@@ -44,6 +55,14 @@ func (p *parts) fleetNames() box.Names {
 		return nil
 	}
 	return p.peerAPI.names
+}
+
+// fleetDomains claims the domains of public URLs; nil without a fleet.
+func (p *parts) fleetDomains() urls.Claims {
+	if p.peerAPI == nil {
+		return nil
+	}
+	return p.peerAPI.domains
 }
 
 // elsewhere reaches the other hosts of the fleet; nil without a fleet.
@@ -104,7 +123,7 @@ func (p *parts) openPeers(connections int) (ingress.Fleet, error) {
 	}
 	var err error
 	p.peers, err = peers.New(peers.Config{
-		Hosts: p.fleet, Own: p.fleet.Identity.Host, Parse: p.cfg.Ingress.ParseHostName, Pipes: max(4, min(peerPipesMost, connections/16)), Log: p.log.Named("fleet"),
+		Hosts: p.fleet, Own: p.fleet.Identity.Host, Parse: p.cfg.Ingress.ParseHostName, Common: p.urlTable.Common, Pipes: max(4, min(peerPipesMost, connections/16)), Log: p.log.Named("fleet"),
 	})
 	if err != nil {
 		return nil, err

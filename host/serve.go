@@ -303,6 +303,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 		run("the fleet", func() error { f.Run(ctx); return nil })
 		run("the fence of the fleet", func() error { h.followFence(ctx); return nil })
 		run("boxes in the directory of the fleet", func() error { h.parts.peerAPI.names.Run(ctx); return nil })
+		run("domains in the directory of the fleet", func() error { h.parts.peerAPI.domains.Run(ctx); return nil })
 	}
 	if o := h.parts.observed; o != nil {
 		run("observations", func() error { o.Run(ctx); return nil })

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/fleet"
+	"boxgate/fleet/directory"
 	"boxgate/fleet/member"
 	"boxgate/fleet/pki"
 	"boxgate/fleet/roster"
@@ -56,6 +57,8 @@ type Node struct {
 	hosts       hosts
 	shared      Shared
 	agreements  agreements
+	claims      *watch.Follower // of domains
+	domains     domains
 }
 
 // Bounds of the directory that a host follows.
@@ -98,7 +101,7 @@ func New(c Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{Config: c, client: client, fingerprint: fingerprint, roster: roster.Roster{Client: client, Name: c.Fleet}, authority: authority, hosts: hosts{known: map[string]fleet.Host{}}, agreements: agreements{own: agreement, known: map[string]agreed{}}}
+	n := &Node{Config: c, client: client, fingerprint: fingerprint, roster: roster.Roster{Client: client, Name: c.Fleet}, authority: authority, hosts: hosts{known: map[string]fleet.Host{}}, agreements: agreements{own: agreement, known: map[string]agreed{}}, domains: domains{known: map[string]directory.Claim{}}}
 	keys := fleet.KeysOf(c.Fleet)
 	n.session, err = member.New(member.Config{
 		Client: client, Keys: keys, Host: c.Identity.Host, Founding: c.Identity.Founding, Key: fingerprint, Presence: presence, TTL: c.TTL, Log: c.Log,
@@ -109,6 +112,9 @@ func New(c Config) (*Node, error) {
 	}
 	if err == nil {
 		n.follower, err = watch.New(watch.Config{Client: client, Prefix: keys.Watched(), Apply: n.apply, Log: c.Log, MaxKeys: maxHosts, MaxBytes: maxDirectory})
+	}
+	if err == nil {
+		n.claims, err = watch.New(watch.Config{Client: client, Prefix: keys.Domains(), Apply: n.applyDomains, Log: c.Log, MaxKeys: maxDomains, MaxBytes: maxDomainBytes})
 	}
 	if err != nil {
 		return nil, errors.Join(err, client.Close())
@@ -185,6 +191,7 @@ func (n *Node) Run(ctx context.Context) {
 	var parts sync.WaitGroup
 	parts.Go(func() { n.session.Run(ctx) })
 	parts.Go(func() { n.follower.Run(ctx) })
+	parts.Go(func() { n.claims.Run(ctx) })
 	parts.Go(func() { n.rotation.Run(ctx) })
 	parts.Go(func() { n.shared.mirror.Run(ctx, &n.shared.acks) })
 	parts.Go(func() { n.shared.ring.Run(ctx) })

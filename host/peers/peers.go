@@ -28,6 +28,8 @@ import (
 type Hosts interface {
 	// IngressOf returns the address of the public URLs of another member; false: it is no member, or has none for other hosts.
 	IngressOf(host string) (netip.AddrPort, bool)
+	// DomainOwner returns the host that has a domain of its own, as of the last known claims; false: no host has it.
+	DomainOwner(domain string) (host string, ok bool)
 	// VisitorPeers verifies the other hosts, by the authority and the last known directory.
 	VisitorPeers() pki.Peers
 	// Certificate returns the certificate of this host for connections with other hosts.
@@ -42,8 +44,10 @@ type Config struct {
 	Own   string // ID of this host
 	// Parse returns the box that a host name means, see [boxgate/config.Ingress.ParseHostName].
 	Parse func(host string) (id policy.BoxID, port uint16, ok bool)
-	Pipes int // for splice(2), two descriptors each
-	Log   *zap.Logger
+	// Common reports whether all hosts serve a name in lower case, or none does, so that it is never a domain of a public URL.
+	Common func(host string) bool
+	Pipes  int // for splice(2), two descriptors each
+	Log    *zap.Logger
 }
 
 // Peers are the other hosts. Safe for concurrent use.
@@ -87,11 +91,16 @@ const hostDigits = 6
 
 // Owner implements [boxgate/ingress.Fleet].
 func (p *Peers) Owner(host string) (owner string, ok bool) {
-	id, _, ok := p.Parse(host)
-	if !ok || len(id) < hostDigits || string(id[:hostDigits]) == p.Own {
+	if id, _, named := p.Parse(host); named && len(id) >= hostDigits {
+		owner = string(id[:hostDigits])
+	} else if named || p.Common(host) {
+		return "", false
+	} else if owner, ok = p.Hosts.DomainOwner(host); !ok {
 		return "", false
 	}
-	owner = string(id[:hostDigits])
+	if owner == p.Own {
+		return "", false
+	}
 	_, ok = p.Hosts.IngressOf(owner)
 	return owner, ok
 }

@@ -33,11 +33,12 @@ import (
 type directory struct {
 	authority *pki.Authority
 
-	mu    sync.Mutex
-	at    map[string]netip.AddrPort
-	left  map[string]bool
-	keys  map[string][]byte // fingerprints
-	certs map[string]*tls.Certificate
+	mu     sync.Mutex
+	at     map[string]netip.AddrPort
+	left   map[string]bool
+	keys   map[string][]byte // fingerprints
+	certs  map[string]*tls.Certificate
+	claims map[string]string // hosts by the domains of their own
 }
 
 // enter makes a key and a certificate for a host.
@@ -84,6 +85,13 @@ func (v view) Secrets(host string) (to, from []byte, ok bool) {
 	return []byte(v.own + host), []byte(host + v.own), ok && !v.left[host]
 }
 
+func (v view) DomainOwner(domain string) (string, bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	host, ok := v.claims[domain]
+	return host, ok
+}
+
 func (v view) VisitorPeers() pki.Peers {
 	root, err := pki.ParseCertificate(v.authority.PEM())
 	if err != nil {
@@ -105,6 +113,9 @@ func (v view) Certificate() (*tls.Certificate, error) {
 
 const domain = "preview.test"
 
+// ownDomain is a domain of a public URL.
+const ownDomain = "app.customer.example"
+
 // nameOf is the host name of the public URL of a box of a host.
 func nameOf(host string) string { return host + "0000000001-8000." + domain }
 
@@ -125,7 +136,7 @@ type host struct {
 }
 
 func (h *host) Lookup(name string) (ingress.Target, bool) {
-	return h.target, name == nameOf(h.id) && h.target.ID != ""
+	return h.target, (name == nameOf(h.id) || name == ownDomain) && h.target.ID != ""
 }
 
 // newHost starts the ingress of a host. Its application, if any, has the public URL.
@@ -138,7 +149,7 @@ func newHost(t testing.TB, d *directory, id string, app http.Handler, change fun
 		h.target = ingress.Target{ID: id, Box: policy.BoxID(id + "0000000001"), Addr: netip.MustParseAddrPort(server.Listener.Addr().String()), Auth: ingress.Auth{Open: true}}
 	}
 	var err error
-	if h.peers, err = New(Config{Hosts: view{d, id}, Own: id, Parse: parse, Pipes: 8, Log: zap.NewNop()}); err != nil {
+	if h.peers, err = New(Config{Hosts: view{d, id}, Own: id, Parse: parse, Common: func(host string) bool { return strings.HasSuffix(host, "."+domain) }, Pipes: 8, Log: zap.NewNop()}); err != nil {
 		t.Fatal(err)
 	}
 	d.enter(t, id)
@@ -187,7 +198,7 @@ func certificate(t testing.TB, roots *x509.CertPool) *tls.Certificate {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"*." + domain}, IsCA: true, BasicConstraintsValid: true}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"*." + domain, ownDomain}, IsCA: true, BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
@@ -206,7 +217,7 @@ func newDirectory(t testing.TB) *directory {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &directory{authority: authority, at: map[string]netip.AddrPort{}, left: map[string]bool{}, keys: map[string][]byte{}, certs: map[string]*tls.Certificate{}}
+	return &directory{authority: authority, at: map[string]netip.AddrPort{}, left: map[string]bool{}, keys: map[string][]byte{}, certs: map[string]*tls.Certificate{}, claims: map[string]string{}}
 }
 
 // address is the application: it answers with the visitor's address.

@@ -361,3 +361,47 @@ func TestRequestsPassedOnAreBounded(t *testing.T) {
 		t.Errorf("a host that does not answer: %v, %v", response, err)
 	}
 }
+
+// TestDomainsOfOtherHosts: visitors of a domain reach the host that has claimed it by any host, also one that has a URL with the domain itself.
+// Claims to names that all hosts serve, and claims of hosts that have left, do not count.
+func TestDomainsOfOtherHosts(t *testing.T) {
+	t.Parallel()
+	d := newDirectory(t)
+	a := newHost(t, d, "aaaaaa", application("aaaaaa"), behind)
+	b := newHost(t, d, "bbbbbb", application("bbbbbb"), nil)
+	ask := func(roots *host) (passed, handed string) {
+		passed, err := get(visitor(t, "127.0.0.9", a, roots.roots, true), ownDomain)
+		if err != nil {
+			passed = err.Error()
+		}
+		handed, err = get(over(t, a, "198.51.100.7:4711", true), ownDomain)
+		if err != nil {
+			handed = err.Error()
+		}
+		return passed, handed
+	}
+	claim := func(name, by string) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.claims[name] = by
+	}
+	if passed, handed := ask(a); !strings.HasPrefix(passed, "aaaaaa GET 127.0.0.9 ") || !strings.HasPrefix(handed, "aaaaaa GET 198.51.100.7 ") {
+		t.Errorf("without a claim: %q, %q", passed, handed)
+	}
+	claim(ownDomain, "bbbbbb")
+	if passed, handed := ask(b); !strings.HasPrefix(passed, "bbbbbb GET 127.0.0.9 https "+ownDomain) || !strings.HasPrefix(handed, "bbbbbb GET 198.51.100.7 https "+ownDomain) {
+		t.Errorf("of host b: %q, %q", passed, handed)
+	}
+	for _, name := range []string{nameOf("aaaaaa"), "auth." + domain} {
+		claim(name, "bbbbbb")
+		if owner, ok := a.peers.Owner(name); ok {
+			t.Errorf("%s is host %s's by a claim", name, owner)
+		}
+	}
+	d.mu.Lock()
+	delete(d.at, "bbbbbb")
+	d.mu.Unlock()
+	if passed, handed := ask(a); !strings.HasPrefix(passed, "aaaaaa ") || !strings.HasPrefix(handed, "aaaaaa ") {
+		t.Errorf("of a host that left: %q, %q", passed, handed)
+	}
+}

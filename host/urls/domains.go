@@ -360,6 +360,12 @@ func (u *Service) prove(ctx context.Context, n pendingName) {
 	if err != nil || len(pending) > 0 {
 		return
 	}
+	served, err := u.claimInFleet(ctx, []string{n.host}, claim)
+	if err != nil {
+		u.config.Log.Info("a domain of a public URL is proven, and stays pending: it is not this host's in the fleet", zap.String("box", string(n.box)), zap.String("domain", n.host), zap.Error(err))
+		return
+	}
+	defer served()
 	b, err := u.config.Boxes.Find(n.box)
 	if err != nil || !b.TryLock() { // it is being changed; the next lookup is soon enough
 		return

@@ -45,9 +45,16 @@ type Config struct {
 	Reach       *boxdial.Boxes
 	Domains     *Domains
 	Holdings    *keys.Holdings
+	Claims      Claims                `required:"false"` // nil: without a fleet
 	Before      *handover.Predecessor `required:"false"`
 	// TokenFields are the fields besides Authorization in which a visitor may send a token.
 	TokenFields []string `required:"false"`
+}
+
+// Claims claims domains in a fleet.
+type Claims interface {
+	// Claim claims domains for an API key, all or none, before they are stored. done must be called when they are in the table, or will not be.
+	Claim(ctx context.Context, domains []string, key string, admin bool) (done func(), err error)
 }
 
 // Service creates and deletes the public URLs of boxes. Safe for concurrent use.
@@ -122,6 +129,11 @@ func (u *Service) CreateURL(ctx context.Context, id policy.BoxID, req api.URLReq
 	if err != nil {
 		return api.URL{}, err
 	}
+	served, err := u.claimInFleet(ctx, asked.proven(), asked.claim)
+	if err != nil {
+		return api.URL{}, err
+	}
+	defer served()
 	b, err := u.config.Boxes.Lock(id)
 	if err != nil {
 		return api.URL{}, err
@@ -153,6 +165,19 @@ type claimed struct {
 	pending   []string // those without a proof
 }
 
+// proven returns the domains with a proof.
+func (c *claimed) proven() []string {
+	return slices.DeleteFunc(slices.Clone(c.hostnames), func(host string) bool { return slices.Contains(c.pending, host) })
+}
+
+// claimInFleet claims domains in the fleet, if there is one. done must be called when they are in the table, or will not be.
+func (u *Service) claimInFleet(ctx context.Context, domains []string, by store.Claim) (done func(), err error) {
+	if u.config.Claims == nil {
+		return func() {}, nil
+	}
+	return u.config.Claims.Claim(ctx, domains, by.Key, by.Admin)
+}
+
 // claimFor checks a request for a URL and claims its custom domains. The box must not be locked, because nameservers may be slow.
 func (u *Service) claimFor(ctx context.Context, id policy.BoxID, req api.URLRequest) (c claimed, err error) {
 	if err = u.permits(req); err != nil {
@@ -176,7 +201,7 @@ func (u *Service) claimFor(ctx context.Context, id policy.BoxID, req api.URLRequ
 func (c *claimed) record(id policy.BoxID, req api.URLRequest, now time.Time) store.URL {
 	r := store.URL{
 		Box: id, Port: req.Port, Pending: c.pending, Protocol: req.Protocol, CreatedAt: now, Origins: req.Origins, Key: newURLKey(),
-		Hostnames: slices.DeleteFunc(c.hostnames, func(host string) bool { return slices.Contains(c.pending, host) }),
+		Hostnames: c.proven(),
 		Accounts:  (*store.Accounts)(req.Accounts),
 	}
 	if c.claim.Key != store.OperatorKey {

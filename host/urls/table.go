@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 
 	"boxgate/config"
@@ -140,6 +141,32 @@ func (t *Table) Certified(host string) bool {
 	defer t.mu.RUnlock()
 	_, ok := t.byHost[host]
 	return ok
+}
+
+// Common reports whether a host name is below the domain of the public URLs, or is the host for sign-in, so that it is no URL's own domain.
+func (t *Table) Common(host string) bool {
+	return host == t.ownHost && host != "" || host == t.names.Domain || strings.HasSuffix(host, "."+t.names.Domain)
+}
+
+// Serves reports whether a public URL has a domain of its own.
+func (t *Table) Serves(domain string) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	_, ok := t.byHost[domain]
+	return ok && !t.Common(domain)
+}
+
+// Domains returns the domains of their own that public URLs have, with the IDs of the API keys that made the URLs.
+func (t *Table) Domains() map[string]string {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	all := map[string]string{}
+	for host, target := range t.byHost {
+		if !t.Common(host) {
+			all[host] = target.Owner
+		}
+	}
+	return all
 }
 
 // OwnURLs are the public URLs that boxes may open by name: those within the gateway's own domain, over HTTPS. Custom
