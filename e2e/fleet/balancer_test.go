@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -182,7 +183,7 @@ func (w *balanced) visitor() *http.Client {
 	return &http.Client{Timeout: harness.Patience, Transport: transport}
 }
 
-// get returns the answer to a visitor.
+// get returns the status and the body of the answer to a visitor, or the error.
 func get(c *http.Client, address string) string {
 	response, err := c.Get(address)
 	if err != nil {
@@ -193,7 +194,7 @@ func get(c *http.Client, address string) string {
 	if err != nil {
 		return err.Error()
 	}
-	return response.Status + " " + string(text)
+	return strconv.Itoa(response.StatusCode) + " " + string(text)
 }
 
 // app starts an application in a new box of a host that answers with its name and the visitor as the gateway describes it.
@@ -380,4 +381,55 @@ func TestAttackRequestsOfOtherHosts(t *testing.T) {
 	w.c.command(0, "", "fleet", "leave", w.a.id)
 	w.c.command(0, "", "fleet", "leave", w.b.id)
 	w.c.Until("hosts that left pass nothing on", func() bool { return !works() && !works() })
+}
+
+// TestOwnDomainsInAFleet: a domain of a URL leads to its box by any host, with the TLS of visitors passed on, and behind HAProxy. One host alone
+// has it; when its URL is deleted, another host can have it.
+func TestOwnDomainsInAFleet(t *testing.T) {
+	t.Parallel()
+	w := behindHAProxy(t, nil)
+	const domain = "app.customer.example"
+	s := w.c.app("third", map[string]any{"hostnames": []string{domain}})
+	for _, h := range []*host{w.a, w.c} { // which end TLS themselves
+		var text []byte
+		if err := h.Client.Get(t.Context(), "/v2/ca", &text); err != nil || !w.roots.AppendCertsFromPEM(text) {
+			t.Fatal("the CA of public URLs", err)
+		}
+	}
+	passed := &http.Client{Timeout: harness.Patience, Transport: &http.Transport{
+		DialContext:     func(ctx context.Context, _, _ string) (net.Conn, error) { return w.connect(ctx, address(0)) },
+		TLSClientConfig: &tls.Config{RootCAs: w.roots}, DisableKeepAlives: true,
+	}}
+	handed := &http.Client{Timeout: harness.Patience, Transport: &http.Transport{
+		DialContext:     func(ctx context.Context, _, _ string) (net.Conn, error) { return w.dial(ctx) },
+		TLSClientConfig: &tls.Config{RootCAs: w.roots, ServerName: "any.preview.localhost"}, // HAProxy has no certificate of the domain
+	}}
+	answers := func(want string) func() bool {
+		return func() bool {
+			for range 2 { // HAProxy takes turns
+				if got := get(handed, "https://"+domain); !strings.HasPrefix(got, want) {
+					t.Logf("behind HAProxy: %s", got)
+					return false
+				}
+			}
+			got := get(passed, "https://"+domain)
+			if !strings.HasPrefix(got, want) {
+				t.Logf("TLS is passed on: %s", got)
+			}
+			return strings.HasPrefix(got, want)
+		}
+	}
+	w.a.Until("the domain leads to its box by the other hosts", answers("200 third "+visitorAddress+" https "))
+	box := w.a.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
+	take := func() error {
+		return w.a.Client.Do(t.Context(), "POST", api.BoxPath(box, "preview"), map[string]any{"port": 8000, "hostnames": []string{domain}}, nil)
+	}
+	if err := take(); err == nil || !strings.Contains(err.Error(), "another host of the fleet serves this domain: "+w.c.id) {
+		t.Errorf("the domain of another host's URL: %v", err)
+	}
+	if err := w.c.Client.Do(t.Context(), "DELETE", api.BoxPath(s.box, "preview/8000"), nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.a.Until("the freed domain can be had on another host", func() bool { return take() == nil })
+	w.a.Until("the domain leads to its new box", answers("502 ")) // which has no program
 }
