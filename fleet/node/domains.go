@@ -24,7 +24,7 @@ type domains struct {
 	known map[string]directory.Claim
 }
 
-// applyDomains follows the claims. Claims that are not readable are none.
+// applyDomains follows the claims. It leaves out claims that it cannot read.
 func (n *Node) applyDomains(c watch.Change) {
 	prefix := fleet.KeysOf(n.Fleet).Domains()
 	n.domains.mu.Lock()

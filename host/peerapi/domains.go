@@ -54,7 +54,7 @@ func NewDomains(c DomainsConfig) *Domains {
 	return &Domains{DomainsConfig: c, pending: map[string]int{}, conflicts: map[string]time.Time{}}
 }
 
-// Claim claims domains for an API key, all or none, before they are stored. Call done once they are served, or will not be. A domain that another
+// Claim claims domains for an API key, all or not one, before they are stored. Call done once they are served, or will not be. A domain that another
 // host serves, or that is kept for another key, is an [api.ErrConflict]. If the directory does not answer, only domains that this host has
 // already can be claimed; others are an [api.ErrUnavailable].
 func (d *Domains) Claim(ctx context.Context, domains []string, key string, admin bool) (done func(), err error) {
@@ -78,7 +78,7 @@ func (d *Domains) Claim(ctx context.Context, domains []string, key string, admin
 		return nil, api.Errorf(api.ErrConflict, "%v", err)
 	}
 	done()
-	return nil, &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "the domains could not be claimed in the fleet, and nothing was changed: its directory does not answer, or this host is cut off from it"}
+	return nil, &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "the domains could not be claimed in the fleet, and the public URL was not changed: its directory does not answer, or this host is cut off from it"}
 }
 
 // hold counts domains as pending, or no longer.
@@ -108,8 +108,7 @@ func (d *Domains) Run(ctx context.Context) {
 	}
 }
 
-// sync makes the claims agree with the domains that this host serves or keeps. Claims of hosts that left are removed. While this host is fenced it
-// changes nothing.
+// sync makes the claims agree with the domains that this host serves or keeps. Claims of hosts that left are removed. A fenced host changes no claim.
 func (d *Domains) sync(ctx context.Context, now time.Time) error {
 	claims, known := d.Fleet.Claims()
 	if d.Fleet.Fenced() || !known {

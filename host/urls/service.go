@@ -53,7 +53,7 @@ type Config struct {
 
 // Claims claims domains in a fleet.
 type Claims interface {
-	// Claim claims domains for an API key, all or none, before they are stored. done must be called when they are in the table, or will not be.
+	// Claim claims domains for an API key, all or not one, before they are stored. done must be called when they are in the table, or will not be.
 	Claim(ctx context.Context, domains []string, key string, admin bool) (done func(), err error)
 }
 
