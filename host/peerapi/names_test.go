@@ -79,6 +79,96 @@ func TestNamesWithoutBoxesAreFreed(t *testing.T) {
 	owner("web", "aaaaaa1")
 }
 
+// TestNamesAfterALostLease: names that etcd has lost, as in a restored backup, are claimed again, also if the host was fenced for a moment only.
+// Another box that has got one meanwhile keeps it.
+func TestNamesAfterALostLease(t *testing.T) {
+	t.Parallel()
+	d := unguarded(t)
+	boxes := map[string]directory.Entry{"aaaaaa1": {Name: "web"}, "aaaaaa2": {Name: "db"}}
+	f := hostDirectory{d, new(node.Epoch)}
+	n := NewNames(f, func() map[string]directory.Entry { return boxes }, zap.NewNop())
+	sync := func(want map[string]string) {
+		t.Helper()
+		if err := n.sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for name, box := range want {
+			if got, _, err := d.Find(t.Context(), name); err != nil || got.Box != box {
+				t.Errorf("%s belongs to %q, want %q, %v", name, got.Box, box, err)
+			}
+		}
+	}
+	sync(map[string]string{"web": "aaaaaa1", "db": "aaaaaa2"})
+	for _, next := range []node.Epoch{{Lease: 7}, {Lease: 7, Listings: 1}} { // a lease that ended, and one that the backup has
+		if _, err := d.Client.Delete(t.Context(), d.Keys.Root(), clientv3.WithPrefix()); err != nil {
+			t.Fatal(err)
+		}
+		other := d
+		other.Host = "bbbbbb"
+		if err := other.Put(t.Context(), "bbbbbb1", directory.Entry{Name: "db"}); err != nil {
+			t.Fatal(err)
+		}
+		*f.epoch = next
+		clear(n.conflicts)
+		sync(map[string]string{"web": "aaaaaa1", "db": "bbbbbb1"})
+	}
+}
+
+// TestClaimsThatArriveLate: a claim without an answer that reaches etcd after the directory was read takes no name. One that succeeds while the
+// directory is read is known.
+func TestClaimsThatArriveLate(t *testing.T) {
+	t.Parallel()
+	d := unguarded(t)
+	n := NewNames(hostDirectory{d, new(node.Epoch)}, func() map[string]directory.Entry { return nil }, zap.NewNop())
+	free := func(name string) {
+		t.Helper()
+		if err := n.sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got, _, err := d.Find(t.Context(), name); err != nil || got.Box != "" {
+			t.Errorf("%s belongs to %q, %v", name, got.Box, err)
+		}
+	}
+	sent, err := n.directory(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := n.Claim(failed, "aaaaaa1", "lost", nil, true); !errors.Is(err, api.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	free("lost")
+	if err := sent.Put(t.Context(), "aaaaaa1", directory.Entry{Name: "lost"}); !errors.Is(err, directory.ErrSuperseded) { // it arrives
+		t.Errorf("the claim: %v", err)
+	}
+	free("lost")
+
+	n.unknown()
+	if sent, err = n.directory(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	found, err := d.Boxes(t.Context(), d.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done, err := n.Claim(t.Context(), "aaaaaa2", "early", nil, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.learn(sent.Epoch, found)
+	done() // the box was not stored
+	free("early")
+
+	if _, err := n.Claim(failed, "aaaaaa3", "doubtful", nil, true); !errors.Is(err, api.ErrUnavailable) { // while the directory is read
+		t.Fatal(err)
+	}
+	n.learn(sent.Epoch, found)
+	if n.known != nil {
+		t.Error("what was read before a claim without an answer counts")
+	}
+}
+
 // hostClaims is hostDirectory with the claims to domains as etcd has them.
 type hostClaims struct {
 	hostDirectory
@@ -109,12 +199,10 @@ func (c hostClaims) Claims() (map[string]directory.Claim, bool) {
 // URL is deleted stays for its key as long as the store keeps it. Domains from before the fleet are claimed, and claims of hosts that left deleted.
 func TestClaimsFollowTheDomains(t *testing.T) {
 	t.Parallel()
-	d := directory.Directory{Client: etcdtest.Start(t).Client(), Keys: fleet.KeysOf("test"), Host: "aaaaaa", Guard: func() clientv3.Cmp {
-		return clientv3.Compare(clientv3.Version("unused"), "=", 0)
-	}}
+	d := unguarded(t)
 	other := d
 	other.Host = "bbbbbb"
-	claims := hostClaims{hostDirectory{d}, t, map[string]bool{"aaaaaa": true, "bbbbbb": true}}
+	claims := hostClaims{hostDirectory{d, new(node.Epoch)}, t, map[string]bool{"aaaaaa": true, "bbbbbb": true}}
 	served, freed := map[string]string{"old.example": "key"}, map[string]time.Time{}
 	n := NewDomains(DomainsConfig{
 		Fleet: claims, Log: zap.NewNop(), Served: func() map[string]string { return served },
