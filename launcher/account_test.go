@@ -33,7 +33,7 @@ func TestBoxWithItsOwnAccount(t *testing.T) {
 	want(t, sh(t, l, id, "cd /workspace/home && pwd -P && cd /home/boxuser && pwd -P && stat -c '%U %a' /home /home/user"), "/home/user\n/home/user\nroot 755\nuser 755")
 	want(t, rootSh(t, l, id, "echo $HOME:$PATH"), "/root:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 
-	s, done, err := l.OpenFiles(t.Context(), id)
+	s, done, err := l.OpenFiles(t.Context(), id, "")
 	if err != nil {
 		t.Fatal(err)
 	}

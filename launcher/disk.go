@@ -85,10 +85,17 @@ func (d dirs) freeDisk(id policy.BoxID, project uint32) error {
 // ErrNoFiles is returned by OpenFiles for boxes whose files are invisible to the host, as with gVisor.
 var ErrNoFiles = boxfs.ErrElsewhere
 
-// OpenFiles opens a session that works on the files of a box as its ordinary user; see [boxfs.Session]. The box must not be paused
-// before the session is closed.
-func (l *Launcher) OpenFiles(ctx context.Context, id policy.BoxID) (*boxfs.Session, func(), error) {
+// ErrOwnFilesOnly is returned by OpenFiles and OpenWatch for another user than the box's own if this host starts commands with the runtime.
+var ErrOwnFilesOnly = errors.New("boxes cannot be entered on this host")
+
+// OpenFiles opens a session that works on the files of a box as a user, in the form of [ExecSpec.User], with exactly the credentials of a
+// command of this user; see [boxfs.Session]. The box must not be paused before the session is closed.
+func (l *Launcher) OpenFiles(ctx context.Context, id policy.BoxID, user string) (*boxfs.Session, func(), error) {
 	r, err := l.loadRecord(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	as, err := parseUser(r.Account, user)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -96,7 +103,7 @@ func (l *Launcher) OpenFiles(ctx context.Context, id policy.BoxID) (*boxfs.Sessi
 	if err != nil {
 		return nil, nil, err
 	}
-	return endingWith(done)(l.openFiles(ctx, r, rootfs.UID, boxfs.Open))
+	return endingWith(done)(l.openFilesOf(ctx, r, as, boxfs.Open))
 }
 
 // ErrManyTransfers is returned by OpenSFTP for a box with as many transfers as it may have.
@@ -119,10 +126,14 @@ func (l *Launcher) OpenSFTP(ctx context.Context, id policy.BoxID) (*boxfs.Sessio
 // ErrManyWatches is returned by OpenWatch for a box with as many watches as it may have.
 var ErrManyWatches = fmt.Errorf("%d watches of files of the box run, which is the limit; end some", boxfs.PerBox)
 
-// OpenWatch opens a session that watches files of a box as boxuser; see [boxfs.OpenWatch]. The box may be paused meanwhile, once the watch
-// is in place.
-func (l *Launcher) OpenWatch(ctx context.Context, id policy.BoxID) (*boxfs.Session, func(), error) {
+// OpenWatch opens a session that watches files of a box as a user, like [Launcher.OpenFiles]; see [boxfs.OpenWatch]. The box may be paused
+// meanwhile, once the watch is in place.
+func (l *Launcher) OpenWatch(ctx context.Context, id policy.BoxID, user string) (*boxfs.Session, func(), error) {
 	r, err := l.loadRecord(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	as, err := parseUser(r.Account, user)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -130,7 +141,7 @@ func (l *Launcher) OpenWatch(ctx context.Context, id policy.BoxID) (*boxfs.Sessi
 	if !ok {
 		return nil, nil, ErrManyWatches
 	}
-	return endingWith(done)(l.openFiles(ctx, r, rootfs.UID, boxfs.OpenWatch))
+	return endingWith(done)(l.openFilesOf(ctx, r, as, boxfs.OpenWatch))
 }
 
 // endingWith adds to a session the function that closes it, and that calls done once its process has ended.
@@ -159,7 +170,25 @@ func (l *Launcher) openRoot(id policy.BoxID) (*os.File, error) {
 	return boxfs.OpenRoot(pid, l.dirs.userPin(id), rootfs.InitPath)
 }
 
-// openFiles opens a session as a user of the box.
+// openFilesOf opens a session with the credentials of a command of a user. The box's own user needs none but its ID; for others the process
+// enters the box, which not every host allows.
+func (l *Launcher) openFilesOf(ctx context.Context, r record, user execUser, open func(context.Context, boxfs.Config) (*boxfs.Session, error)) (*boxfs.Session, error) {
+	switch {
+	case user.uid == rootfs.UID && user.gid == rootfs.UID:
+		return l.openFiles(ctx, r, rootfs.UID, open)
+	case !r.Created:
+		return nil, fmt.Errorf("box %s: %w", r.ID, ErrNotRunning)
+	case l.runtime.OwnFiles:
+		return nil, ErrNoFiles
+	case l.entering == nil:
+		return nil, ErrOwnFilesOnly
+	}
+	return open(ctx, boxfs.Config{UID: user.uid, GID: user.gid, Home: user.home, Enter: func(ctx context.Context, args, env []string, streams [3]*os.File) (boxfs.Process, error) {
+		return l.filesProcess(ctx, r, user, args, env, streams)
+	}})
+}
+
+// openFiles opens a session as a user of the box, without capabilities.
 func (l *Launcher) openFiles(ctx context.Context, r record, user int, open func(context.Context, boxfs.Config) (*boxfs.Session, error)) (*boxfs.Session, error) {
 	if !r.Created {
 		return nil, fmt.Errorf("box %s: %w", r.ID, ErrNotRunning)

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"boxgate/launcher/boxfs"
 	"boxgate/launcher/cgroup"
 	"boxgate/launcher/container"
 	"boxgate/launcher/enter"
@@ -49,25 +50,7 @@ func (l *Launcher) logNotEntered(id policy.BoxID, err error) {
 // enterBox starts a command by entering the box. On an error that wraps [enter.ErrNotEntered], no process of the box has
 // run, and the runtime may start the command instead: it confines it in the same way.
 func (l *Launcher) enterBox(ctx context.Context, id policy.BoxID, p *specs.Process, lim container.Limits, branch *cgroup.Branch, streams *process.Streams) (*Command, error) {
-	ctx, cancel := withRuntimeTimeout(ctx)
-	defer cancel()
-	filter, err := l.filters.of(id, filepath.Join(l.dirs.bundle(id), "config.json"))
-	if err != nil {
-		return nil, errors.Join(enter.ErrNotEntered, err)
-	}
-	first, err := l.FirstProcess(id)
-	if err != nil {
-		return nil, errors.Join(enter.ErrNotEntered, err)
-	}
-	defer first.Close()
-	command := enter.Command{Process: p, Limits: container.Rlimits(lim), Filter: filter, Lost: func() {
-		process.ReapOrphans(branch.Has)
-		_ = killHalfStarted(branch)
-	}}
-	if command.Groups, command.Unified, err = l.cgroup(id).Directories(branch); err != nil {
-		return nil, errors.Join(enter.ErrNotEntered, err)
-	}
-	started, err := l.entering.Start(ctx, first, command, streams.Far())
+	started, err := l.enterWith(ctx, id, enter.Command{Process: p, Limits: container.Rlimits(lim)}, branch, streams.Far())
 	if err != nil {
 		return nil, err
 	}
@@ -90,6 +73,96 @@ func (l *Launcher) enterBox(ctx context.Context, id policy.BoxID, p *specs.Proce
 	}
 	streams.Attach(c.tty)
 	return c, nil
+}
+
+// enterWith starts a command, which has no filter and control groups yet, by entering the box. The errors are those of [Launcher.enterBox].
+func (l *Launcher) enterWith(ctx context.Context, id policy.BoxID, command enter.Command, branch *cgroup.Branch, streams [3]*os.File) (enter.Started, error) {
+	ctx, cancel := withRuntimeTimeout(ctx)
+	defer cancel()
+	var err error
+	if command.Filter, err = l.filters.of(id, filepath.Join(l.dirs.bundle(id), "config.json")); err != nil {
+		return enter.Started{}, errors.Join(enter.ErrNotEntered, err)
+	}
+	first, err := l.FirstProcess(id)
+	if err != nil {
+		return enter.Started{}, errors.Join(enter.ErrNotEntered, err)
+	}
+	defer first.Close()
+	command.Lost = func() {
+		process.ReapOrphans(branch.Has)
+		_ = killHalfStarted(branch)
+	}
+	if command.Groups, command.Unified, err = l.cgroup(id).Directories(branch); err != nil {
+		return enter.Started{}, errors.Join(enter.ErrNotEntered, err)
+	}
+	return l.entering.Start(ctx, first, command, streams)
+}
+
+// filesProcess starts a process that works on the files of a box with the credentials of a command of a user, as [boxfs.Config.Enter] describes.
+// It is in a control group of its own below the box's, so that nothing of it is left if the box kills it while it starts.
+func (l *Launcher) filesProcess(ctx context.Context, r record, user execUser, args, env []string, streams [3]*os.File) (_ boxfs.Process, err error) {
+	config, err := l.commandProcess(r, user, ExecSpec{Args: args, Cwd: "/"})
+	if err != nil {
+		return nil, err
+	}
+	config.Env = env // that of commands has secrets of the box's user
+	lim, err := r.Size.limits()
+	if err != nil {
+		return nil, err
+	}
+	started, err := l.motion.BeginStart(ctx, r.ID)
+	if err != nil {
+		return nil, fmt.Errorf("box %s: %w", r.ID, err)
+	}
+	defer started()
+	self, err := enter.OpenSelf()
+	if err != nil {
+		return nil, err
+	}
+	defer self.Close()
+	branch, err := l.cgroup(r.ID).NewBranch(branchName(), l.runtime.CgroupFlag)
+	if err == nil && branch == nil {
+		err = ErrOwnFilesOnly // the host has no control groups for single commands
+	}
+	if err != nil {
+		return nil, err
+	}
+	leave := func() { l.branches.RemoveWhenEmpty(l.cgroup(r.ID), branch) }
+	defer func() {
+		if err != nil {
+			leave()
+		}
+	}()
+	if err := l.branches.Bind(branch); err != nil {
+		return nil, err
+	}
+	entered, err := l.enterWith(ctx, r.ID, enter.Command{Process: config, Limits: container.Rlimits(lim), Executable: self}, branch, streams)
+	if err != nil {
+		return nil, l.explainExec(ctx, r.ID, args[0], err)
+	}
+	proc, err := process.Adopt(entered.PID, branch)
+	if err != nil {
+		_ = unix.Kill(entered.PID, unix.SIGKILL)
+		_ = process.ReapLater(entered.PID)
+		return nil, err
+	}
+	return &enteredProcess{Process: proc, pid: entered.PID, leave: leave}, nil
+}
+
+// enteredProcess implements [boxfs.Process].
+type enteredProcess struct {
+	*process.Process
+	pid   int
+	leave func() // removes its control group
+}
+
+// Pid implements [boxfs.Process].
+func (e *enteredProcess) Pid() int { return e.pid }
+
+// Wait implements [boxfs.Process].
+func (e *enteredProcess) Wait() {
+	_, _ = e.Await(context.Background()) // its exit status no longer matters
+	e.leave()
 }
 
 // filters has the compiled seccomp filters of boxes. Boxes with the same profile share one. The zero value is ready to

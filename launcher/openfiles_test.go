@@ -17,10 +17,16 @@ import (
 	"boxgate/policy"
 )
 
-// openFiles starts a session that ends with the test.
+// openFiles starts a session of the box's user that ends with the test.
 func openFiles(t *testing.T, l *Launcher, id policy.BoxID) *boxfs.Session {
 	t.Helper()
-	s, done, err := l.OpenFiles(t.Context(), id)
+	return openFilesAs(t, l, id, "")
+}
+
+// openFilesAs starts a session of a user that ends with the test.
+func openFilesAs(t *testing.T, l *Launcher, id policy.BoxID, user string) *boxfs.Session {
+	t.Helper()
+	s, done, err := l.OpenFiles(t.Context(), id, user)
 	if err != nil {
 		t.Fatal(err)
 	}

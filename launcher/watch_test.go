@@ -29,10 +29,16 @@ type boxWatch struct {
 	have   chan struct{} // closed and replaced with each batch
 }
 
-// watchBox starts a watch that ends with the test.
+// watchBox starts a watch of the box's user that ends with the test.
 func watchBox(t *testing.T, l *Launcher, id policy.BoxID, path string) *boxWatch {
 	t.Helper()
-	s, done, err := l.OpenWatch(t.Context(), id)
+	return watchBoxAs(t, l, id, "", path)
+}
+
+// watchBoxAs starts a watch of a user that ends with the test.
+func watchBoxAs(t *testing.T, l *Launcher, id policy.BoxID, user, path string) *boxWatch {
+	t.Helper()
+	s, done, err := l.OpenWatch(t.Context(), id, user)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,20 +141,20 @@ func TestWatchesOfABoxAreBounded(t *testing.T) {
 	id := newBox(t, l, nil)
 	var last func()
 	for range boxfs.PerBox {
-		_, done, err := l.OpenWatch(t.Context(), id)
+		_, done, err := l.OpenWatch(t.Context(), id, "")
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer done()
 		last = done
 	}
-	if _, _, err := l.OpenWatch(t.Context(), id); !errors.Is(err, ErrManyWatches) {
+	if _, _, err := l.OpenWatch(t.Context(), id, ""); !errors.Is(err, ErrManyWatches) {
 		t.Fatalf("one more watch: %v", err)
 	}
 	openFiles(t, l, id).Close() // other calls have their own places
 	last()
 	for end := time.Now().Add(time.Minute); ; {
-		_, done, err := l.OpenWatch(t.Context(), id)
+		_, done, err := l.OpenWatch(t.Context(), id, "")
 		if err == nil {
 			done()
 			return

@@ -791,7 +791,7 @@ func (h *Host) Capacity(context.Context) (api.Capacity, error) {
 }
 
 // OpenFiles implements the Host of [boxgate/api/files].
-func (h *Host) OpenFiles(context.Context, policy.BoxID) (files.Files, error) {
+func (h *Host) OpenFiles(context.Context, policy.BoxID, string) (files.Files, error) {
 	leave, err := h.beginCall()
 	defer leave()
 	return nil, cmp.Or(err, api.Errorf(api.ErrUnavailable, "no files here"))

@@ -25,19 +25,20 @@ type attributesBody struct {
 	Path   string            `json:"path" doc:"absolute, or below /workspace/home" example:"src/main.py"`
 	Set    map[string]string `json:"set,omitempty" doc:"new values, of 4096 bytes at most, by names without the prefix user."`
 	Remove []string          `json:"remove,omitempty" doc:"names of attributes to remove; set and remove have at most 64 names together"`
+	User   string            `json:"user,omitempty" doc:"the box's ordinary user (the default), by its name or as boxuser; root; or the IDs UID or UID:GID of the box" example:"root"`
 }
 
 // setAttributes handles POST attributes.
 func (e *Endpoints) setAttributes(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body attributesBody
-	path, err := e.decodePath(w, r, &body, &body.Path)
+	path, err := e.decodePath(w, r, &body, &body.User, &body.Path)
 	if err != nil {
 		return rest.Reply{}, err
 	}
 	if err := CheckAttributes(body.Set, body.Remove); err != nil {
 		return rest.Reply{}, err
 	}
-	return e.change(r, path, func(files Files) error { return files.SetAttributes(path, body.Set, body.Remove) })
+	return e.change(r, body.User, path, func(files Files) error { return files.SetAttributes(path, body.Set, body.Remove) })
 }
 
 // CheckAttributes returns an error that names the first attribute that [Files.SetAttributes] cannot set or remove.

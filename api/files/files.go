@@ -16,9 +16,11 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"boxgate/api"
 	"boxgate/api/capture"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/api/spec"
 	"boxgate/api/stream"
 	"boxgate/api/strict"
 	"boxgate/policy"
@@ -26,12 +28,13 @@ import (
 
 // Host opens the files of boxes.
 type Host interface {
-	// OpenFiles returns the files of a box, after starting it if necessary. The box keeps running until Close is called.
-	// ctx bounds all calls.
-	OpenFiles(ctx context.Context, id policy.BoxID) (Files, error)
+	// OpenFiles returns the files of a box, after starting it if necessary, with the permissions of a command of a user, which is a valid
+	// one (boxgate/api/spec.User); empty: the box's ordinary user. The box keeps running until Close is called. ctx bounds all calls.
+	// [api.ErrNotSupported]: the host cannot reach the files, or not as this user.
+	OpenFiles(ctx context.Context, id policy.BoxID, user string) (Files, error)
 }
 
-// Files are the files of one box, with the permissions of its user. Paths are absolute. Calls must not overlap: read the
+// Files are the files of one box, with the permissions of one user. Paths are absolute. Calls must not overlap: read the
 // content returned by a call to its end before the next call. After an error that does not concern a file, call Close.
 type Files interface {
 	Stat(path string, follow bool) (Info, error)
@@ -39,8 +42,8 @@ type Files interface {
 	List(path string, most int) ([]Info, bool, error)
 	// Read returns up to length bytes, starting at offset.
 	Read(path string, offset, length int64) (Info, io.Reader, error)
-	// Write replaces a file atomically. mode is for a new file; 0: 0644.
-	Write(path string, mode uint32, content io.Reader) error
+	// Write creates a file, or replaces its content and keeps its permissions and owner.
+	Write(path string, o WriteOptions, content io.Reader) error
 	MakeDir(path string, parents bool) error
 	Rename(from, to string) error
 	Remove(path string, recursive bool) error
@@ -53,6 +56,11 @@ type Files interface {
 	// Unpack extracts a tar archive into a directory.
 	Unpack(path string, archive io.Reader) error
 	Close()
+}
+
+// WriteOptions are the options of [Files.Write].
+type WriteOptions struct {
+	Own bool // a file of another owner becomes the user's, which only root is permitted
 }
 
 // Info describes a file. In a list, a link has the Size and IsDir of its target.
@@ -110,7 +118,7 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "POST", Path: "/v2/box/{id}/files/remove", ID: "removeFile", Summary: "Remove a file or directory", Request: reflect.TypeFor[removeBody](), Example: `{"path":"src/lib","recursive":true}`, Response: reflect.TypeFor[pathView](), Handle: e.remove},
 		{Method: "POST", Path: "/v2/box/{id}/files/attributes", ID: "setFileAttributes", Summary: "Set or remove extended attributes of a file", Request: reflect.TypeFor[attributesBody](), Example: `{"path":"src/main.py","set":{"origin":"import"},"remove":["draft"]}`, Response: reflect.TypeFor[pathView](), Handle: e.setAttributes},
 		{Method: "POST", Path: "/v2/box/{id}/files/upload", ID: "uploadFiles", Summary: "Write files of any size: for each file a part paths, followed by a part files",
-			Consumes: "multipart/form-data", Request: reflect.TypeFor[uploadForm](), Response: reflect.TypeFor[uploadView](), Handle: e.upload},
+			Query: reflect.TypeFor[uploadQuery](), Consumes: "multipart/form-data", Request: reflect.TypeFor[uploadForm](), Response: reflect.TypeFor[uploadView](), Handle: e.upload},
 		{Method: "GET", Path: "/v2/box/{id}/files/download", ID: "downloadFile", Summary: "The bytes of a file, or a directory as a tar archive",
 			Query: reflect.TypeFor[folderQuery](), Produces: []string{"application/octet-stream", tarMedia}, Handle: e.download},
 		{Method: "POST", Path: "/v2/box/{id}/files/unpack", ID: "unpackFiles", Summary: "Extract a tar archive into a directory",
@@ -138,17 +146,17 @@ type pathView struct {
 	Path string `json:"path" doc:"absolute" example:"/workspace/home/src/main.py"`
 }
 
-// with runs f with the files of the box in the path of the request.
-func (e *Endpoints) with(r *http.Request, f func(Files) (rest.Reply, error)) (rest.Reply, error) {
+// with runs f with the files of the box in the path of the request, as a user.
+func (e *Endpoints) with(r *http.Request, user string, f func(Files) (rest.Reply, error)) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.open(r.Context(), box.ID, f)
+	return e.open(r.Context(), box.ID, user, f)
 }
 
-func (e *Endpoints) open(ctx context.Context, box policy.BoxID, f func(Files) (rest.Reply, error)) (rest.Reply, error) {
-	files, err := e.Host.OpenFiles(ctx, box)
+func (e *Endpoints) open(ctx context.Context, box policy.BoxID, user string, f func(Files) (rest.Reply, error)) (rest.Reply, error) {
+	files, err := e.Host.OpenFiles(ctx, box, user)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -157,7 +165,7 @@ func (e *Endpoints) open(ctx context.Context, box policy.BoxID, f func(Files) (r
 }
 
 // withAnswer is with for responses that contain files or directories.
-func (e *Endpoints) withAnswer(r *http.Request, f func(Files, *capture.Answer) (rest.Reply, error)) (rest.Reply, error) {
+func (e *Endpoints) withAnswer(r *http.Request, user string, f func(Files, *capture.Answer) (rest.Reply, error)) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
@@ -166,22 +174,22 @@ func (e *Endpoints) withAnswer(r *http.Request, f func(Files, *capture.Answer) (
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.open(r.Context(), box.ID, func(files Files) (rest.Reply, error) { return f(files, answer) })
+	return e.open(r.Context(), box.ID, user, func(files Files) (rest.Reply, error) { return f(files, answer) })
 }
 
 // change runs a call that responds with a path.
-func (e *Endpoints) change(r *http.Request, path string, f func(Files) error) (rest.Reply, error) {
-	return e.with(r, func(files Files) (rest.Reply, error) {
+func (e *Endpoints) change(r *http.Request, user, path string, f func(Files) error) (rest.Reply, error) {
+	return e.with(r, user, func(files Files) (rest.Reply, error) {
 		return rest.Reply{Body: pathView{displayPath(path)}}, f(files)
 	})
 }
 
-// decodePath parses a body and returns the path in one of its fields.
-func (e *Endpoints) decodePath(w http.ResponseWriter, r *http.Request, body any, path *string) (string, error) {
+// decodePath parses a body and returns the path in one of its fields, for the user in another one.
+func (e *Endpoints) decodePath(w http.ResponseWriter, r *http.Request, body any, user, path *string) (string, error) {
 	if err := e.Bodies.Decode(w, r, body); err != nil {
 		return "", err
 	}
-	return e.resolve(r, "path", *path, false)
+	return e.resolve(r, *user, "path", *path, false)
 }
 
 type readQuery struct {
@@ -189,6 +197,7 @@ type readQuery struct {
 	Encoding string `json:"encoding,omitempty" doc:"absent: text; bytes that are not UTF-8 become U+FFFD" enum:"base64"`
 	Offset   int64  `json:"offset,omitempty" doc:"first byte to read" min:"0"`
 	Length   *int64 `json:"length,omitempty" doc:"maximum number of bytes to read; absent: to the end of the file" min:"0" example:"4096"`
+	User     string `json:"user,omitempty" doc:"the box's ordinary user (the default), by its name or as boxuser; root; or the IDs UID or UID:GID of the box" example:"root"`
 }
 
 type readView struct {
@@ -202,7 +211,7 @@ func (e *Endpoints) read(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	if err := rest.Query(r, &q); err != nil {
 		return rest.Reply{}, err
 	}
-	path, err := e.resolve(r, "path", q.Path, false)
+	path, err := e.resolve(r, q.User, "path", q.Path, false)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -215,7 +224,7 @@ func (e *Endpoints) read(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 			return rest.Reply{}, problem.Invalid("/length", "is larger than %d, the most that one call reads", e.MaxRead)
 		}
 	}
-	return e.withAnswer(r, func(files Files, answer *capture.Answer) (rest.Reply, error) {
+	return e.withAnswer(r, q.User, func(files Files, answer *capture.Answer) (rest.Reply, error) {
 		info, content, err := files.Read(path, q.Offset, length)
 		if err != nil {
 			return rest.Reply{}, err
@@ -256,11 +265,12 @@ type writeBody struct {
 	Path     string `json:"path" doc:"absolute, or below the home directory" example:"src/main.py"`
 	Content  string `json:"content"`
 	Encoding string `json:"encoding,omitempty" doc:"encoding of content; absent: text" enum:"base64"`
+	User     string `json:"user,omitempty" doc:"the box's ordinary user (the default), by its name or as boxuser; root; or the IDs UID or UID:GID of the box" example:"root"`
 }
 
 func (e *Endpoints) write(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body writeBody
-	path, err := e.decodePath(w, r, &body, &body.Path)
+	path, err := e.decodePath(w, r, &body, &body.User, &body.Path)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -276,20 +286,22 @@ func (e *Endpoints) write(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	default:
 		return rest.Reply{}, problem.Invalid("/encoding", `must be "base64", or absent for text`)
 	}
-	return e.change(r, path, func(files Files) error { return files.Write(path, 0, content) })
+	return e.change(r, body.User, path, func(files Files) error { return files.Write(path, WriteOptions{}, content) })
 }
 
 type folderQuery struct {
 	Folder string `json:"folder,omitempty" doc:"absolute, or below the home directory; absent: the home directory" example:"src"`
+	User   string `json:"user,omitempty" doc:"the box's ordinary user (the default), by its name or as boxuser; root; or the IDs UID or UID:GID of the box" example:"root"`
 }
 
-// folder parses the query of a call for a folder.
-func (e *Endpoints) folder(r *http.Request) (string, error) {
+// folder parses the query of a call for a folder, and returns its absolute path and the user.
+func (e *Endpoints) folder(r *http.Request) (path, user string, err error) {
 	var q folderQuery
 	if err := rest.Query(r, &q); err != nil {
-		return "", err
+		return "", "", err
 	}
-	return e.resolve(r, "folder", q.Folder, true)
+	path, err = e.resolve(r, q.User, "folder", q.Folder, true)
+	return path, q.User, err
 }
 
 type listView struct {
@@ -307,11 +319,11 @@ type entryView struct {
 }
 
 func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	dir, err := e.folder(r)
+	dir, user, err := e.folder(r)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.withAnswer(r, func(files Files, answer *capture.Answer) (rest.Reply, error) {
+	return e.withAnswer(r, user, func(files Files, answer *capture.Answer) (rest.Reply, error) {
 		infos, more, err := files.List(dir, fewEntries)
 		if err == nil && more {
 			if !answer.Reserve(listCost) {
@@ -356,6 +368,7 @@ func modTime(info Info) string { return time.Unix(0, info.Time).UTC().Format(tim
 type statQuery struct {
 	Path   string `json:"path" doc:"absolute, or below the home directory" example:"src/main.py"`
 	Follow bool   `json:"follow,omitempty" doc:"describe the target of a symbolic link"`
+	User   string `json:"user,omitempty" doc:"the box's ordinary user (the default), by its name or as boxuser; root; or the IDs UID or UID:GID of the box" example:"root"`
 }
 
 type statView struct {
@@ -392,11 +405,11 @@ func (e *Endpoints) stat(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	if err := rest.Query(r, &q); err != nil {
 		return rest.Reply{}, err
 	}
-	path, err := e.resolve(r, "path", q.Path, false)
+	path, err := e.resolve(r, q.User, "path", q.Path, false)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.with(r, func(files Files) (rest.Reply, error) {
+	return e.with(r, q.User, func(files Files) (rest.Reply, error) {
 		info, err := files.Stat(path, q.Follow)
 		if err != nil {
 			return rest.Reply{}, err
@@ -414,20 +427,22 @@ func octal(info Info) string { return fmt.Sprintf("%04o", info.Mode) }
 type mkdirBody struct {
 	Path    string `json:"path" example:"src/lib"`
 	Parents bool   `json:"parents,omitempty" doc:"create missing parents; an existing directory is not an error"`
+	User    string `json:"user,omitempty" doc:"the box's ordinary user (the default), by its name or as boxuser; root; or the IDs UID or UID:GID of the box" example:"root"`
 }
 
 func (e *Endpoints) mkdir(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body mkdirBody
-	path, err := e.decodePath(w, r, &body, &body.Path)
+	path, err := e.decodePath(w, r, &body, &body.User, &body.Path)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.change(r, path, func(files Files) error { return files.MakeDir(path, body.Parents) })
+	return e.change(r, body.User, path, func(files Files) error { return files.MakeDir(path, body.Parents) })
 }
 
 type renameBody struct {
 	From string `json:"from" example:"a.txt"`
 	To   string `json:"to" example:"b.txt"`
+	User string `json:"user,omitempty" doc:"the box's ordinary user (the default), by its name or as boxuser; root; or the IDs UID or UID:GID of the box" example:"root"`
 }
 
 func (e *Endpoints) rename(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -435,44 +450,61 @@ func (e *Endpoints) rename(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
-	from, err := e.resolve(r, "from", body.From, false)
+	from, err := e.resolve(r, body.User, "from", body.From, false)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	to, err := e.resolve(r, "to", body.To, false)
+	to, err := e.resolve(r, body.User, "to", body.To, false)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.change(r, to, func(files Files) error { return files.Rename(from, to) })
+	return e.change(r, body.User, to, func(files Files) error { return files.Rename(from, to) })
 }
 
 type removeBody struct {
 	Path      string `json:"path" example:"src/lib"`
 	Recursive bool   `json:"recursive,omitempty" doc:"remove a directory with its contents; otherwise only an empty one"`
+	User      string `json:"user,omitempty" doc:"the box's ordinary user (the default), by its name or as boxuser; root; or the IDs UID or UID:GID of the box" example:"root"`
 }
 
 func (e *Endpoints) remove(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body removeBody
-	path, err := e.decodePath(w, r, &body, &body.Path)
+	path, err := e.decodePath(w, r, &body, &body.User, &body.Path)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.change(r, path, func(files Files) error { return files.Remove(path, body.Recursive) })
+	return e.change(r, body.User, path, func(files Files) error { return files.Remove(path, body.Recursive) })
 }
 
 // maxPath is the longest path that the kernel accepts.
 const maxPath = 4095
 
-// resolve makes a path of the box in the path of a request absolute, see [resolve].
-func (e *Endpoints) resolve(r *http.Request, name, text string, empty bool) (string, error) {
+// resolve makes a path of the box in the path of a request absolute, for a user that it checks; see [resolve].
+func (e *Endpoints) resolve(r *http.Request, user, name, text string, empty bool) (string, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return "", err
 	}
-	return resolve(box.HomeDir(), name, text, empty)
+	home, err := homeOf(box, user)
+	if err != nil {
+		return "", err
+	}
+	return resolve(home, name, text, empty)
 }
 
-// resolve makes a path absolute, from the home directory of the box's user. It leaves ".." to the box, because the part before it may be
+// homeOf returns the home directory of a user of a box, where relative paths begin. It refuses users that no command may run as.
+func homeOf(box api.Box, user string) (string, error) {
+	var p problem.List
+	if spec.User(&p, "/user", box.UserName(), user); p.Err() != nil {
+		return "", p.Err()
+	}
+	if user == "root" {
+		return "/root", nil
+	}
+	return box.HomeDir(), nil
+}
+
+// resolve makes a path absolute, from the home directory of the user. It leaves ".." to the box, because the part before it may be
 // a link. If empty is set, an empty path stands for the home directory.
 func resolve(home, name, text string, empty bool) (string, error) {
 	switch {

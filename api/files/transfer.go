@@ -27,6 +27,10 @@ type uploadForm struct {
 	Files []string `json:"files" doc:"the files" format:"binary"`
 }
 
+type uploadQuery struct {
+	User string `json:"user,omitempty" doc:"the box's ordinary user (the default), by its name or as boxuser; root; or the IDs UID or UID:GID of the box" example:"root"`
+}
+
 type uploadView struct {
 	Files []pathView `json:"files"`
 }
@@ -37,14 +41,22 @@ func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err != nil {
 		return rest.Reply{}, problem.Refuse(http.StatusUnsupportedMediaType, "the body must be a form; send Content-Type: multipart/form-data")
 	}
+	var q uploadQuery
+	if err := rest.Query(r, &q); err != nil {
+		return rest.Reply{}, err
+	}
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.open(r.Context(), box.ID, func(files Files) (rest.Reply, error) {
+	home, err := homeOf(box, q.User)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return e.open(r.Context(), box.ID, q.User, func(files Files) (rest.Reply, error) {
 		view := uploadView{Files: []pathView{}}
 		for {
-			path, part, err := nextFile(form, box.HomeDir())
+			path, part, err := nextFile(form, home)
 			if errors.Is(err, io.EOF) {
 				if len(view.Files) == 0 {
 					return rest.Reply{}, problem.Invalid("/files", "is missing: the form has no part; send parts paths and files")
@@ -55,7 +67,7 @@ func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 				err = problem.Refuse(http.StatusRequestEntityTooLarge, "one upload holds at most %d files", maxUploads)
 			}
 			if err == nil {
-				err = files.Write(path, 0, formReader{part})
+				err = files.Write(path, WriteOptions{}, formReader{part})
 			}
 			if err != nil {
 				return rest.Reply{}, bodyError(err)
@@ -128,7 +140,7 @@ func bodyError(err error) error {
 
 // unpack handles POST unpack: it extracts a tar archive.
 func (e *Endpoints) unpack(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	dir, err := e.folder(r)
+	dir, user, err := e.folder(r)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -136,16 +148,16 @@ func (e *Endpoints) unpack(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 		return rest.Reply{}, problem.Refuse(http.StatusUnsupportedMediaType, "the body must be a tar archive; send Content-Type: %s", tarMedia)
 	}
 	body := rest.SteadyBody(w, r)
-	return e.change(r, dir, func(files Files) error { return bodyError(files.Unpack(dir, body)) })
+	return e.change(r, user, dir, func(files Files) error { return bodyError(files.Unpack(dir, body)) })
 }
 
 // download handles GET download: a file is sent unchanged, a folder as a tar archive.
 func (e *Endpoints) download(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	path, err := e.folder(r)
+	path, user, err := e.folder(r)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.with(r, func(files Files) (rest.Reply, error) {
+	return e.with(r, user, func(files Files) (rest.Reply, error) {
 		info, err := files.Stat(path, true)
 		if err != nil {
 			return rest.Reply{}, err

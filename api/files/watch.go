@@ -30,8 +30,9 @@ type Watcher interface {
 
 // WatchOptions are the options of [Watcher.WatchFiles].
 type WatchOptions struct {
-	Recursive bool // also the directories below, except in other file systems
-	Entries   bool // events have an Entry
+	User      string // as in [Host.OpenFiles]
+	Recursive bool   // also the directories below, except in other file systems
+	Entries   bool   // events have an Entry
 }
 
 // EventKind is the kind of an [Event].
@@ -63,6 +64,7 @@ type watchQuery struct {
 	Path      string `json:"path,omitempty" doc:"a directory: absolute, or below /workspace/home; absent: /workspace/home" example:"src"`
 	Recursive bool   `json:"recursive,omitempty" doc:"also the directories below, except in other file systems"`
 	Entries   bool   `json:"entries,omitempty" doc:"describe the file of each event, if it still exists"`
+	User      string `json:"user,omitempty" doc:"the box's ordinary user (the default), by its name or as boxuser; root; or the IDs UID or UID:GID of the box" example:"root"`
 }
 
 // watchEventView is one line of a watch.
@@ -110,7 +112,7 @@ func (e *Endpoints) watch(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	dir, err := resolve(box.HomeDir(), "path", q.Path, true)
+	dir, err := e.resolve(r, q.User, "path", q.Path, true)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -127,7 +129,7 @@ func (e *Endpoints) watch(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 		}
 	}()
 	var out *rest.Paced
-	err = e.Watcher.WatchFiles(ctx, box.ID, dir, WatchOptions{Recursive: q.Recursive, Entries: q.Entries}, func(events []Event) error {
+	err = e.Watcher.WatchFiles(ctx, box.ID, dir, WatchOptions{User: q.User, Recursive: q.Recursive, Entries: q.Entries}, func(events []Event) error {
 		if out == nil {
 			out = rest.BeginPaced(w, stream.NDJSON)
 		}

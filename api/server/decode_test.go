@@ -318,7 +318,7 @@ func (h *loudHost) arrive() {
 	<-h.begin
 }
 
-func (h *loudHost) OpenFiles(context.Context, policy.BoxID) (files.Files, error) {
+func (h *loudHost) OpenFiles(context.Context, policy.BoxID, string) (files.Files, error) {
 	return loudFiles{host: h}, nil
 }
 

@@ -17,12 +17,12 @@ import (
 )
 
 // OpenFiles implements [apifiles.Host].
-func (u *Service) OpenFiles(ctx context.Context, id policy.BoxID) (apifiles.Files, error) {
+func (u *Service) OpenFiles(ctx context.Context, id policy.BoxID, user string) (apifiles.Files, error) {
 	_, done, err := u.acquire(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	session, end, err := u.sandboxes.OpenFiles(ctx, id)
+	session, end, err := u.sandboxes.OpenFiles(ctx, id, user)
 	switch {
 	case err == nil:
 		return &boxFiles{session, func() { end(); done() }}, nil
@@ -30,12 +30,17 @@ func (u *Service) OpenFiles(ctx context.Context, id policy.BoxID) (apifiles.File
 		err = context.Cause(ctx)
 	case errors.Is(err, launcher.ErrNoFiles):
 		err = api.Errorf(api.ErrNotSupported, "with this OCI runtime the files of a box are not in a file system of the host; read and write them with exec")
+	case errors.Is(err, launcher.ErrOwnFilesOnly):
+		err = errOwnFilesOnly
 	default:
 		err = api.Errorf(api.ErrUnavailable, "the files of the box cannot be reached: %w", err)
 	}
 	done()
 	return nil, err
 }
+
+// errOwnFilesOnly replaces [launcher.ErrOwnFilesOnly].
+var errOwnFilesOnly = api.Errorf(api.ErrNotSupported, "this host starts the commands of boxes with the OCI runtime, so the files of a box are reached as its ordinary user only; for root and other users run a command, such as cat")
 
 // boxFiles accesses the files of a box that is kept awake.
 type boxFiles struct {
@@ -66,8 +71,8 @@ func (b *boxFiles) Read(path string, offset, length int64) (apifiles.Info, io.Re
 	return apifiles.Info(info), content, fileError(path, err)
 }
 
-func (b *boxFiles) Write(path string, mode uint32, content io.Reader) error {
-	return fileError(path, b.session.Send(worker.Request{Op: worker.OpWrite, Path: []byte(path), Mode: mode}, content))
+func (b *boxFiles) Write(path string, o apifiles.WriteOptions, content io.Reader) error {
+	return fileError(path, b.session.Send(worker.Request{Op: worker.OpWrite, Path: []byte(path), Own: o.Own}, content))
 }
 
 func (b *boxFiles) MakeDir(path string, parents bool) error {

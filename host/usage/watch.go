@@ -19,13 +19,15 @@ func (u *Service) WatchFiles(ctx context.Context, id policy.BoxID, path string, 
 		return err
 	}
 	defer done()
-	session, end, err := u.sandboxes.OpenWatch(ctx, id)
+	session, end, err := u.sandboxes.OpenWatch(ctx, id, o.User)
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case errors.Is(err, launcher.ErrNoFiles):
 		return api.Errorf(api.ErrNotSupported, "with this OCI runtime the files of a box are not in a file system of the host; watch them with a command in the box")
+	case errors.Is(err, launcher.ErrOwnFilesOnly):
+		return errOwnFilesOnly
 	case errors.Is(err, launcher.ErrManyWatches):
 		return api.Errorf(api.ErrLimit, "%v", err)
 	default:

@@ -29,7 +29,27 @@ type Config struct {
 	Home     string   // the home directory of the box's user; empty: [worker.Home]
 	// Join puts a process into the control groups of the box. It is called before the process does any work.
 	Join func(pid int) error
+	// Enter, if not nil, starts the process instead, with the credentials that a command of the user has in the box, root's capabilities
+	// included. UID and GID are then those in the box, and may be 0; Root and Join are not used. The program is this one, with these
+	// arguments and exactly these variables.
+	Enter func(ctx context.Context, args, env []string, streams [3]*os.File) (Process, error)
 }
+
+// Process is a running process of a session.
+type Process interface {
+	Pid() int
+	// Kill kills it, unless it has ended.
+	Kill()
+	// Wait waits for its end. It is called once.
+	Wait()
+}
+
+// child is a [Process] that this one has started.
+type child struct{ cmd *exec.Cmd }
+
+func (c child) Pid() int { return c.cmd.Process.Pid }
+func (c child) Kill()    { _ = c.cmd.Process.Kill() }
+func (c child) Wait()    { _ = c.cmd.Wait() } // its exit status no longer matters
 
 // Session works on the files of one box, one call at a time. It ends with its context. The caller must call Close.
 //
@@ -37,7 +57,7 @@ type Config struct {
 // session.
 type Session struct {
 	ctx    context.Context
-	cmd    *exec.Cmd
+	proc   Process
 	in     *os.File // our end of the worker's standard input
 	out    *os.File
 	stderr *head
@@ -62,7 +82,10 @@ func openAs(ctx context.Context, cfg Config, program string) (*Session, error) {
 		return nil, fmt.Errorf("the process that works on the box's files cannot be started: %w", err)
 	}
 	s.stop = context.AfterFunc(ctx, s.hangUp)
-	if err := cfg.Join(s.cmd.Process.Pid); err != nil {
+	if cfg.Enter != nil {
+		return s, nil
+	}
+	if err := cfg.Join(s.proc.Pid()); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("the process that works on the box's files cannot join its control groups: %w", err)
 	}
@@ -83,16 +106,42 @@ func (s *Session) start(cfg Config, program string) error {
 	}
 	defer itsOut.Close()
 	s.in, s.out = in, out
-	s.cmd = &exec.Cmd{
-		Path: "/proc/self/exe", Args: []string{program, strconv.Itoa(cfg.UID), strconv.Itoa(cfg.GID), cmp.Or(cfg.Home, worker.Home)},
-		// The Go runtime must not look at the control groups of the host, which takes descriptors.
-		Env: []string{"GOMAXPROCS=1", "GODEBUG=containermaxprocs=0,updatemaxprocs=0", "GOTRACEBACK=none"}, Dir: "/",
-		Stdin: itsIn, Stdout: itsOut, Stderr: s.stderr, ExtraFiles: []*os.File{cfg.Root},
+	if cfg.Enter != nil {
+		program = worker.InsideName
 	}
-	if err := s.cmd.Start(); err != nil {
+	args := []string{program, strconv.Itoa(cfg.UID), strconv.Itoa(cfg.GID), cmp.Or(cfg.Home, worker.Home)}
+	// The Go runtime must not look at the control groups of the host, which takes descriptors.
+	env := []string{"GOMAXPROCS=1", "GODEBUG=containermaxprocs=0,updatemaxprocs=0", "GOTRACEBACK=none"}
+	if cfg.Enter != nil {
+		err = s.enter(cfg, args, env, itsIn, itsOut)
+	} else {
+		cmd := &exec.Cmd{
+			Path: "/proc/self/exe", Args: args, Env: env, Dir: "/",
+			Stdin: itsIn, Stdout: itsOut, Stderr: s.stderr, ExtraFiles: []*os.File{cfg.Root},
+		}
+		s.proc, err = child{cmd}, cmd.Start()
+	}
+	if err != nil {
 		s.hangUp()
+	}
+	return err
+}
+
+// enter starts the worker in the box.
+func (s *Session) enter(cfg Config, args, env []string, itsIn, itsOut *os.File) error {
+	text, itsErrors, err := os.Pipe()
+	if err != nil {
 		return err
 	}
+	defer itsErrors.Close()
+	if s.proc, err = cfg.Enter(s.ctx, args, env, [3]*os.File{itsIn, itsOut, itsErrors}); err != nil {
+		text.Close()
+		return err
+	}
+	go func() { // until the process has ended
+		defer text.Close()
+		_, _ = io.Copy(s.stderr, text)
+	}()
 	return nil
 }
 
@@ -116,9 +165,9 @@ func (s *Session) shutDown() {
 	s.hangUp()
 	go func() {
 		defer close(s.ended)
-		_ = s.cmd.Wait() // its exit status no longer matters
+		s.proc.Wait()
 	}()
-	for _, step := range []func(){func() { _ = s.cmd.Process.Kill() }, func() {}} {
+	for _, step := range []func(){s.proc.Kill, func() {}} {
 		select {
 		case <-s.ended:
 			return
@@ -129,7 +178,7 @@ func (s *Session) shutDown() {
 }
 
 // Pid returns the ID of the session's process.
-func (s *Session) Pid() int { return s.cmd.Process.Pid }
+func (s *Session) Pid() int { return s.proc.Pid() }
 
 // Do makes one call without content.
 func (s *Session) Do(req worker.Request) (worker.Answer, error) {

@@ -34,6 +34,12 @@
 // The terminal is opened in the box, whose root can replace /dev/ptmx; the other side is taken from the opened file and not
 // by a path, and the caller must check the file that it receives.
 //
+// # Programs of the host
+//
+// The process of [Command.Executable] works on the files of the box with the rights of one of its users. Its file is the gateway's own, of
+// which the box learns nothing: in no PID namespace of the box, the process has no entry in the box's procfs, and its descriptors are its
+// streams. In the box's other namespaces it is confined like every command. A dynamic program would run the box's loader; it is refused.
+//
 // LSM labels, the scheduling class, the I/O priority, the personality and the umask are inherited, as they are through the
 // runtimes, since the configuration of boxes does not set them. Signals that the gateway ignores are not.
 package enter

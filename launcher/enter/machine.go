@@ -18,7 +18,9 @@ const (
 	planFD   = 3 // the list; closed when it is mapped
 	reportFD = 4 // a socket of packets
 	initFD   = 5 // the box's first process, a pidfd; closed when the namespaces are entered
-	freeFD   = 6 // all from here on are closed first
+	freeFD   = 6 // all from here on are closed first, except executableFD
+
+	executableFD = freeFD // [Command.Executable], if there is one; closed when it is executed
 )
 
 // Addresses in the entering process.

@@ -2,6 +2,7 @@ package enter
 
 import (
 	"context"
+	"debug/elf"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -64,7 +65,7 @@ func (p *Program) Start(ctx context.Context, box *os.File, c Command, streams [3
 		return Started{}, errors.Join(ErrNotEntered, err)
 	}
 	defer file.Close()
-	run, err := p.launch(file, box, c.Unified, streams)
+	run, err := p.launch(file, box, c.Executable, c.Unified, streams)
 	if err != nil {
 		return Started{}, errors.Join(ErrNotEntered, err)
 	}
@@ -88,7 +89,7 @@ func (p *Program) try() error {
 		return err
 	}
 	defer null.Close()
-	run, err := p.launch(file, null, "", [3]*os.File{null, null, null})
+	run, err := p.launch(file, null, nil, "", [3]*os.File{null, null, null})
 	if err != nil {
 		return fmt.Errorf("a program in memory: %w", err)
 	}
@@ -180,8 +181,36 @@ func (r *running) waitOuter() {
 	}
 }
 
-// launch starts the outer process, in a control group of version 2 if unified is its directory.
-func (p *Program) launch(list, box *os.File, unified string, streams [3]*os.File) (*running, error) {
+// OpenSelf opens the program of this process for [Command.Executable]. It fails if the program is not static.
+func OpenSelf() (*os.File, error) {
+	const self = "/proc/self/exe"
+	if err := checkStatic(self); err != nil {
+		return nil, err
+	}
+	fd, err := unix.Open(self, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), self), nil
+}
+
+// checkStatic returns an error if an executable asks for a loader, which the kernel would look for in the box.
+func checkStatic(file string) error {
+	program, err := elf.Open(file)
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	for _, segment := range program.Progs {
+		if segment.Type == elf.PT_INTERP {
+			return errors.New("a dynamic program is not executed in boxes; build it with CGO_ENABLED=0")
+		}
+	}
+	return nil
+}
+
+// launch starts the outer process, in a control group of version 2 if unified is its directory. executable may be nil.
+func (p *Program) launch(list, box, executable *os.File, unified string, streams [3]*os.File) (*running, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -203,8 +232,12 @@ func (p *Program) launch(list, box *os.File, unified string, streams [3]*os.File
 		defer group.Close()
 		sys.UseCgroupFD, sys.CgroupFD = true, int(group.Fd())
 	}
+	files := []*os.File{streams[0], streams[1], streams[2], list, its, box}
+	if executable != nil {
+		files = append(files, executable)
+	}
 	outer, err := os.StartProcess(fmt.Sprintf("/proc/self/fd/%d", p.file.Fd()), []string{"boxgate-enter"}, &os.ProcAttr{
-		Dir: "/", Env: []string{}, Files: []*os.File{streams[0], streams[1], streams[2], list, its, box}, Sys: sys,
+		Dir: "/", Env: []string{}, Files: files, Sys: sys,
 	})
 	if err != nil {
 		conn.Close()

@@ -3,6 +3,7 @@ package enter
 import (
 	"encoding/binary"
 	"fmt"
+	"os"
 	"path"
 	"path/filepath"
 	"strings"
@@ -23,6 +24,10 @@ type Command struct {
 	// hosts with version 1.
 	Groups  []string
 	Unified string
+	// Executable, if not nil, is a static program of the host that is executed instead of the file that Process.Args[0] names, and
+	// Process.Terminal is not set. Its process stays out of the box's PID namespace, so that the box can neither see, trace nor signal it,
+	// and enters all others.
+	Executable *os.File
 	// Lost is called, once at most, if the entering process was killed when it may have started a process that it has not
 	// reported. It must kill all processes of the command and reap those that are children of this process. It may be
 	// called after [Program.Start] has returned.
@@ -58,7 +63,12 @@ func (c Command) steps() (*plan, error) {
 
 // outerSteps adds the steps on the host, up to the namespaces.
 func (c Command) outerSteps(p *plan) error {
-	p.call("closing descriptors", unix.SYS_CLOSE_RANGE, freeFD, uintptr(^uint32(0)), 0)
+	free := uintptr(freeFD)
+	if c.Executable != nil {
+		p.call("the executable", unix.SYS_FCNTL, executableFD, unix.F_SETFD, unix.FD_CLOEXEC)
+		free = executableFD + 1
+	}
+	p.call("closing descriptors", unix.SYS_CLOSE_RANGE, free, uintptr(^uint32(0)), 0)
 	p.call("closing the list", unix.SYS_CLOSE, planFD)
 	p.call("the socket", unix.SYS_FCNTL, reportFD, unix.F_SETFD, unix.FD_CLOEXEC)
 	p.undumpable()
@@ -76,7 +86,10 @@ func (c Command) outerSteps(p *plan) error {
 	for _, l := range c.Limits {
 		p.call("a resource limit", unix.SYS_PRLIMIT64, 0, uintptr(l.Resource), p.words(uintptr(l.Soft), uintptr(l.Hard)), 0)
 	}
-	const namespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNET | unix.CLONE_NEWCGROUP
+	namespaces := uintptr(unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNET | unix.CLONE_NEWCGROUP)
+	if c.Executable != nil {
+		namespaces &^= unix.CLONE_NEWPID
+	}
 	p.call("the namespaces", unix.SYS_SETNS, initFD, namespaces)
 	p.call("closing the first process", unix.SYS_CLOSE, initFD)
 	return nil
@@ -215,6 +228,10 @@ func (p *plan) filter(f []unix.SockFilter) {
 func (c Command) execute(p *plan) error {
 	name := c.Process.Args[0]
 	args, env := p.list(c.Process.Args), p.list(c.Process.Env)
+	if c.Executable != nil {
+		p.call(execStep, unix.SYS_EXECVEAT, executableFD, p.text(""), args, env, unix.AT_EMPTY_PATH)
+		return nil
+	}
 	if strings.Contains(name, "/") {
 		p.call(execStep, unix.SYS_EXECVE, p.text(name), args, env)
 		return nil

@@ -52,10 +52,7 @@ func transferOf(r *http.Request, box api.Box) (t transfer, err error) {
 	query := r.URL.Query()
 	t.box, t.seen = box, map[string]bool{}
 	t.charge = func(bytes int64) error { return quota.ScopeOf(r.Context()).Acquire(quota.Memory, bytes) }
-	if t.user, err = userOf(box, query.Get("username")); err == nil && t.user != "" {
-		err = errRootFiles
-	}
-	if err == nil && (query.Has("path") || r.Method == http.MethodGet) {
+	if t.user, err = userOf(box, query.Get("username")); err == nil && (query.Has("path") || r.Method == http.MethodGet) {
 		t.path, err = resolve(box, t.user, query.Get("path"))
 	}
 	return t, err
@@ -67,7 +64,7 @@ func (e *Endpoints) download(w http.ResponseWriter, r *http.Request, box api.Box
 	if err != nil {
 		return err
 	}
-	open, err := e.cfg.Files.OpenFiles(r.Context(), box.ID)
+	open, err := e.cfg.Files.OpenFiles(r.Context(), box.ID, t.user)
 	if err != nil {
 		return err
 	}
@@ -150,7 +147,7 @@ func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request, box api.Box) 
 	if r.Body, err = unpacked(r); err != nil {
 		return err
 	}
-	open, err := e.cfg.Files.OpenFiles(r.Context(), box.ID)
+	open, err := e.cfg.Files.OpenFiles(r.Context(), box.ID, t.user)
 	if err != nil {
 		return err
 	}
@@ -214,7 +211,7 @@ func (t transfer) writeFile(open files.Files, written []writtenFile, at string, 
 	case err != nil && !errors.Is(err, api.ErrNotFound):
 		return nil, err
 	}
-	if err := open.Write(at, 0, bodyReader{content}); err != nil {
+	if err := open.Write(at, files.WriteOptions{Own: t.user != ""}, bodyReader{content}); err != nil { // as there, it becomes root's
 		return nil, err
 	}
 	if err := t.label(open, at, info); err != nil {

@@ -124,21 +124,15 @@ func (e *Endpoints) addFilesystem() {
 	unary(e, filesystemService+"Remove", "removeFile", e.remove)
 }
 
-// with runs f with the files of the box.
+// with runs f with the files of the box, as the user of the call.
 func (e *Endpoints) with(ctx context.Context, c *call, f func(files.Files) error) error {
-	if c.user != "" {
-		return errRootFiles
-	}
-	open, err := e.cfg.Files.OpenFiles(ctx, c.box.ID)
+	open, err := e.cfg.Files.OpenFiles(ctx, c.box.ID, c.user)
 	if err != nil {
 		return err
 	}
 	defer open.Close()
 	return f(open)
 }
-
-// errRootFiles refuses the files of root.
-var errRootFiles = api.Errorf(api.ErrNotSupported, "the files of a sandbox are read and written as user: run a command as root, such as commands.run(\"chown user FILE\", {user: \"root\"})")
 
 func (e *Endpoints) stat(ctx context.Context, c *call, m *pathRequest) (*entryResponse, error) {
 	res := &entryResponse{}

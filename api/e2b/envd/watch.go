@@ -92,7 +92,7 @@ func (e *Endpoints) watch(ctx context.Context, c *call, m *watchRequest, emit fu
 	if err != nil {
 		return err
 	}
-	return e.cfg.Watcher.WatchFiles(ctx, c.box.ID, dir, files.WatchOptions{Recursive: m.Recursive, Entries: m.Entries}, func(changes []files.Event) error {
+	return e.cfg.Watcher.WatchFiles(ctx, c.box.ID, dir, files.WatchOptions{User: c.user, Recursive: m.Recursive, Entries: m.Entries}, func(changes []files.Event) error {
 		events := make([]*fileEvent, 0, len(changes))
 		for _, change := range changes {
 			if change.Kind == files.EventOverflow && len(change.Name) > 0 {

@@ -184,7 +184,7 @@ func (u *unpacker) addEntry(h *tar.Header) error {
 		u.dirs = append(u.dirs, deferredEntry{at: real, mode: fs.FileMode(h.Mode).Perm()})
 		return err
 	case tar.TypeReg:
-		return write(at, fs.FileMode(h.Mode).Perm(), u.r)
+		return write(at, fs.FileMode(h.Mode).Perm(), false, u.r)
 	case tar.TypeSymlink:
 		if leadsOut(h.Linkname) {
 			dir, name := split(at)

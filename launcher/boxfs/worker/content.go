@@ -2,6 +2,7 @@ package worker
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -81,8 +82,9 @@ type (
 // made.
 //
 // A file with other names (hard links), another owner, extended attributes or an unwritable directory is not replaced: its
-// content is overwritten when all has arrived.
-func write(path string, mode fs.FileMode, content io.Reader) error {
+// content is overwritten when all has arrived. With own, the file belongs to the user afterwards, which only root can do to files of others.
+// A written file has no set-user-ID or set-group-ID bit.
+func write(path string, mode fs.FileMode, own bool, content io.Reader) error {
 	target, err := follow(path)
 	if err != nil {
 		return err
@@ -111,21 +113,21 @@ func write(path string, mode fs.FileMode, content io.Reader) error {
 	if mode = mode.Perm(); mode == 0 {
 		mode = 0o644
 	}
-	temporary, err := stage(root, content)
+	temporary, staged, err := stage(root, content)
 	if old != nil && errors.Is(err, fs.ErrPermission) {
-		return viaHome(target, content)
+		return viaHome(target, own, content)
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { _ = root.Remove(temporary) }() // fails after the rename
-	if old != nil && !replaceable(target, old) {
-		return overwrite(target, root, temporary)
+	defer func() { _ = errors.Join(staged.Close(), root.Remove(temporary)) }() // fails after the rename
+	if old != nil && !replaceable(target, old, own) {
+		return overwrite(target, own, staged)
 	}
 	if old != nil {
 		mode = old.Mode().Perm()
 	}
-	if err := root.Chmod(temporary, mode); err != nil {
+	if err := errors.Join(staged.Chmod(mode), staged.Close()); err != nil {
 		return err
 	}
 	return root.Rename(temporary, name)
@@ -134,13 +136,17 @@ func write(path string, mode fs.FileMode, content io.Reader) error {
 // maxLinks is how many symbolic links a path may have, as in the kernel.
 const maxLinks = 40
 
-// follow follows links in the last element of a path. The result may not exist.
+// follow follows links in the last element of a path. The result may not exist. Links that another user has left in a directory like /tmp are
+// refused, as the kernel refuses them by default (fs.protected_symlinks): they could lead a file of root's astray.
 func follow(path string) (string, error) {
 	if strings.HasSuffix(path, "/") {
 		return "", unix.EISDIR
 	}
 	for range maxLinks {
-		to, err := os.Readlink(path)
+		to, err := readLink(path)
+		if errors.Is(err, errForeignLink) {
+			return "", err
+		}
 		if err != nil {
 			return path, nil //nolint:nilerr // not a link
 		}
@@ -151,6 +157,33 @@ func follow(path string) (string, error) {
 		path = to
 	}
 	return "", unix.ELOOP
+}
+
+// errForeignLink refuses a link of another user.
+var errForeignLink = &Failure{Errno: unix.EACCES, Message: "a link that another user has left in a directory where everyone may write is not followed"}
+
+// readLink returns the target of a link.
+func readLink(path string) (string, error) {
+	link, err := os.OpenFile(path, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return "", err
+	}
+	defer link.Close()
+	target := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(int(link.Fd()), "", target)
+	if err != nil {
+		return "", err
+	}
+	dir, _ := split(path)
+	var in, st unix.Stat_t
+	if err := errors.Join(unix.Fstat(int(link.Fd()), &st), unix.Stat(cmp.Or(dir, "."), &in)); err != nil {
+		return "", errForeignLink
+	}
+	const shared = unix.S_ISVTX | unix.S_IWOTH
+	if in.Mode&shared == shared && st.Uid != in.Uid && int(st.Uid) != os.Getuid() {
+		return "", errForeignLink
+	}
+	return string(target[:n]), nil
 }
 
 // writable refuses targets that > in a shell could not write to, and anything but regular files. old is nil for a new file.
@@ -169,59 +202,77 @@ func writable(target string, old fs.FileInfo) error {
 	return unix.Access(target, unix.W_OK)
 }
 
-// replaceable reports whether a rename over the file loses only its content.
-func replaceable(path string, fi fs.FileInfo) bool {
+// replaceable reports whether a rename over the file loses only its content, and with own its owner.
+func replaceable(path string, fi fs.FileInfo, own bool) bool {
 	st, ok := fi.Sys().(*syscall.Stat_t)
-	if !ok || st.Nlink != 1 || int(st.Uid) != os.Getuid() || int(st.Gid) != os.Getgid() {
+	if !ok || st.Nlink != 1 || !own && !isOwn(st) {
 		return false
 	}
 	attributes, err := unix.Llistxattr(path, nil)
 	return err != nil || attributes == 0
 }
 
-// stage writes content to a temporary file in a directory.
-func stage(dir *os.Root, content io.Reader) (name string, err error) {
+// isOwn reports whether a file belongs to the user and the user's group.
+func isOwn(st *syscall.Stat_t) bool { return int(st.Uid) == os.Getuid() && int(st.Gid) == os.Getgid() }
+
+// stage writes content to a temporary file in a directory. The file stays open, because others may exchange it in their directories.
+func stage(dir *os.Root, content io.Reader) (name string, f *os.File, err error) {
 	name = ".boxgate-" + rand.Text()
-	f, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return "", err
+	if f, err = dir.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
+		return "", nil, err
 	}
-	_, err = io.CopyBuffer(onlyWriter{f}, onlyReader{content}, make([]byte, MaxChunk))
-	if err = errors.Join(err, f.Close()); err != nil {
-		_ = dir.Remove(name)
-		return "", err
+	if _, err = io.CopyBuffer(onlyWriter{f}, onlyReader{content}, make([]byte, MaxChunk)); err != nil {
+		_ = errors.Join(f.Close(), dir.Remove(name))
+		return "", nil, err
 	}
-	return name, nil
+	return name, f, nil
 }
 
 // viaHome overwrites a file in an unwritable directory. The content is staged in the home directory.
-func viaHome(target string, content io.Reader) error {
+func viaHome(target string, own bool, content io.Reader) error {
 	dir, err := os.OpenRoot(home)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	temporary, err := stage(dir, content)
+	temporary, staged, err := stage(dir, content)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = dir.Remove(temporary) }()
-	return overwrite(target, dir, temporary)
+	defer func() { _ = errors.Join(staged.Close(), dir.Remove(temporary)) }()
+	return overwrite(target, own, staged)
 }
 
 // overwrite copies a temporary file into an existing file.
-func overwrite(target string, dir *os.Root, temporary string) error {
-	from, err := dir.Open(temporary)
+func overwrite(target string, own bool, from *os.File) error {
+	if _, err := from.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	to, fi, err := openRegular(target, os.O_WRONLY|os.O_TRUNC)
 	if err != nil {
 		return err
 	}
-	defer from.Close()
-	to, _, err := openRegular(target, os.O_WRONLY|os.O_TRUNC)
-	if err != nil {
+	if err := disarm(to, fi, own); err != nil {
+		to.Close()
 		return err
 	}
 	_, err = io.CopyBuffer(onlyWriter{to}, onlyReader{from}, make([]byte, MaxChunk))
 	return errors.Join(err, to.Close())
+}
+
+// disarm prepares a file for new content: with own it becomes the user's, and it loses the bits with which a program takes its owner's rights. The
+// kernel removes them when a user writes, but not when root does.
+func disarm(f *os.File, fi fs.FileInfo, own bool) error {
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if own && (!ok || !isOwn(st)) {
+		if err := f.Chown(os.Getuid(), os.Getgid()); err != nil {
+			return err
+		}
+	}
+	if os.Getuid() != 0 || fi.Mode()&(fs.ModeSetuid|fs.ModeSetgid) == 0 {
+		return nil
+	}
+	return f.Chmod(fi.Mode().Perm())
 }
 
 // Home is the home directory of the box's user, unless the box was made with another one.

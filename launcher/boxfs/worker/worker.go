@@ -19,6 +19,10 @@ import (
 // become, and the home directory. Descriptor 3 is the root of the box.
 const Name = "boxgate-files"
 
+// InsideName is the name under which a program is started as a worker that is in the box already, with the same arguments as for [Name], but
+// with IDs of the box, and with the credentials that it keeps. The user may be the box's root.
+const InsideName = "boxgate-files-inside"
+
 const rootFD = 3
 
 // arguments is the number of arguments of a worker, with its name.
@@ -26,13 +30,17 @@ const arguments = 4
 
 // init runs the worker, if this process is one, before the rest of the program is initialized, so that the start is fast.
 func init() {
-	if len(os.Args) == arguments && os.Args[0] == Name {
-		os.Exit(run())
+	switch {
+	case len(os.Args) != arguments:
+	case os.Args[0] == Name:
+		os.Exit(run(Confine))
+	case os.Args[0] == InsideName:
+		os.Exit(run(confirm))
 	}
 }
 
-func run() int {
-	if err := Confine(); err != nil {
+func run(confine func() error) int {
+	if err := confine(); err != nil {
 		fmt.Fprintln(os.Stderr, "cannot enter the box:", err)
 		return 1
 	}
@@ -49,13 +57,53 @@ func Confine() error {
 	if len(os.Args) != arguments {
 		return errors.New("no user to become")
 	}
-	uid, uerr := strconv.Atoi(os.Args[1])
-	gid, gerr := strconv.Atoi(os.Args[2])
-	if err := errors.Join(uerr, gerr); err != nil || uid <= 0 || gid <= 0 {
+	uid, gid, err := ids()
+	if err != nil || uid <= 0 || gid <= 0 {
 		return fmt.Errorf("no user to become: %w", err)
 	}
 	home = os.Args[3]
 	return enterBox(uid, gid)
+}
+
+// confirm checks that this process has the user of its arguments and is confined by a filter for system calls, which is the last step of
+// entering a box, and limits it further. Only root of the box has capabilities.
+func confirm() error {
+	uid, gid, err := ids()
+	if err != nil {
+		return err
+	}
+	home = os.Args[3]
+	if os.Getuid() != uid || os.Geteuid() != uid || os.Getgid() != gid || os.Getegid() != gid {
+		return errors.New("the process has another user")
+	}
+	if mode, err := unix.PrctlRetInt(unix.PR_GET_SECCOMP, 0, 0, 0, 0); err != nil || mode != unix.SECCOMP_MODE_FILTER {
+		return fmt.Errorf("system calls are not filtered: mode %d, %w", mode, err)
+	}
+	if err := limit(); err != nil {
+		return err
+	}
+	syscall.Umask(0o022)
+	if uid == 0 {
+		return nil
+	}
+	return checkNoCapabilities()
+}
+
+// ids returns the IDs in the arguments.
+func ids() (uid, gid int, err error) {
+	uid, uerr := strconv.Atoi(os.Args[1])
+	gid, gerr := strconv.Atoi(os.Args[2])
+	return uid, gid, errors.Join(uerr, gerr)
+}
+
+// limit sets the limits of a worker. It needs few descriptors.
+func limit() error {
+	for resource, most := range map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: 256} {
+		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: most, Max: most}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // enterBox gives up everything of the host except the streams: root directory, user, groups and capabilities. The order
@@ -64,10 +112,8 @@ func enterBox(uid, gid int) error {
 	if err := closeInherited(); err != nil {
 		return err
 	}
-	for resource, most := range map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: 256} {
-		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: most, Max: most}); err != nil {
-			return err
-		}
+	if err := limit(); err != nil {
+		return err
 	}
 	if err := enterRoot(); err != nil {
 		return err
@@ -160,7 +206,7 @@ func (s *server) handle(req Request) error {
 	case OpRead:
 		return s.read(path, req.Offset, req.Length)
 	case OpWrite:
-		return s.handleContent(func(content io.Reader) error { return write(path, os.FileMode(req.Mode), content) })
+		return s.handleContent(func(content io.Reader) error { return write(path, os.FileMode(req.Mode), req.Own, content) })
 	case OpPack:
 		return s.pack(path)
 	case OpUnpack:
@@ -230,6 +276,7 @@ type Request struct {
 	Recursive  bool              `json:",omitempty"` // of OpRemove and OpWatch
 	Entries    bool              `json:",omitempty"` // of OpWatch: events have an Info
 	Mode       uint32            `json:",omitempty"` // of OpWrite: permissions of a new file; 0: 0644
+	Own        bool              `json:",omitempty"` // of OpWrite: a file of another owner becomes the user's
 	Most       int               `json:",omitempty"` // of OpList: maximum number of entries
 	Offset     int64             `json:",omitempty"` // of OpRead
 	Length     int64             `json:",omitempty"` // of OpRead: maximum number of bytes
