@@ -10,6 +10,7 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -31,11 +32,13 @@ type oneFile struct {
 	cut     bool
 	written map[string]string
 	closed  int
-	entries int // per directory
+	user    string // of the last call
+	entries int    // per directory
 }
 
 func (h *oneFile) Box(context.Context, string) (api.Box, error) { return api.Box{ID: "b"}, nil }
-func (h *oneFile) OpenFiles(context.Context, policy.BoxID) (Files, error) {
+func (h *oneFile) OpenFiles(_ context.Context, _ policy.BoxID, user string) (Files, error) {
+	h.user = user
 	return h, nil
 }
 func (h *oneFile) Close() { h.closed++ }
@@ -101,7 +104,7 @@ type failing struct{}
 
 func (failing) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 
-func (h *oneFile) Write(path string, _ uint32, content io.Reader) error {
+func (h *oneFile) Write(path string, _ WriteOptions, content io.Reader) error {
 	data, err := io.ReadAll(content)
 	if err == nil {
 		h.written[path] = string(data)
@@ -274,7 +277,7 @@ func TestAttributeChanges(t *testing.T) {
 		"NUL": {map[string]string{"a\x00b": ""}, nil}, "long value": {map[string]string{"a": strings.Repeat("v", maxAttributeValue+1)}, nil},
 	} {
 		h := &oneFile{written: map[string]string{}}
-		body, err := json.Marshal(attributesBody{"f", c.set, c.remove})
+		body, err := json.Marshal(attributesBody{"f", c.set, c.remove, ""})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -286,5 +289,34 @@ func TestAttributeChanges(t *testing.T) {
 		if got := h.written["/workspace/home/f"]; strings.HasPrefix(want, "map") && (err != nil || got != want) || !strings.HasPrefix(want, "map") && (err == nil || got != "") {
 			t.Errorf("%s: %q, %v", want, got, err)
 		}
+	}
+}
+
+// TestUserOfFiles: every call takes a user of the box, in the form of commands, and resolves paths from its home directory.
+func TestUserOfFiles(t *testing.T) {
+	t.Parallel()
+	h := &oneFile{content: "short", written: map[string]string{}}
+	s := serve(t, h)
+	for _, c := range []struct {
+		user   string
+		status int
+	}{{"root", 200}, {"0:0", 200}, {"boxuser", 200}, {"mallory", 422}, {"70000", 422}, {"root\x00", 422}} {
+		h.user = "none"
+		res, err := http.Get(s.URL + "/v2/box/b/files/read?path=f&user=" + url.QueryEscape(c.user))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if res.StatusCode != c.status || (h.user == c.user) != (c.status == 200) {
+			t.Errorf("%q: %d, opened as %q", c.user, res.StatusCode, h.user)
+		}
+	}
+	res, err := http.Post(s.URL+"/v2/box/b/files/write", "application/json", strings.NewReader(`{"path":"f","content":"x","user":"root"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	if h.written["/root/f"] != "x" || h.user != "root" {
+		t.Errorf("written: %v, as %q", h.written, h.user)
 	}
 }

@@ -55,6 +55,33 @@ func TestEveryRouteHasItsRoles(t *testing.T) {
 	}
 }
 
+// TestFilesNeedThePermissionOfCommands: whoever may use a route for files, which may name root as its user, may run commands as root too.
+func TestFilesNeedThePermissionOfCommands(t *testing.T) {
+	t.Parallel()
+	may := func(role api.Role, route string) bool {
+		r := (&http.Request{}).WithContext(api.WithCaller(t.Context(), api.Caller{Role: role}))
+		return access.Permit(r, route, nil, nil) == nil
+	}
+	found := 0
+	for _, rt := range serve(t).api.routes {
+		if !strings.HasPrefix(rt.Path, "/v2/box/{id}/files/") {
+			continue
+		}
+		found++
+		for role := range mayCall {
+			if may(role, rt.ID) && !may(role, "runCommand") {
+				t.Errorf("%s may call %s, but run no command", role, rt.ID)
+			}
+		}
+		if may(api.RoleReader, rt.ID) || !may(api.RoleAdmin, rt.ID) {
+			t.Errorf("%s is permitted to the wrong roles", rt.ID)
+		}
+	}
+	if found < 12 {
+		t.Errorf("%d routes for files", found)
+	}
+}
+
 // mayCall defines the permissions of roles independently of the table. Endpoints missing here need an admin key.
 var mayCall = map[api.Role]func(rt rest.Route) bool{
 	api.RoleAdmin: func(rest.Route) bool { return true },

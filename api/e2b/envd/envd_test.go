@@ -48,11 +48,13 @@ var (
 // world is the API of a sandbox whose processes are processes of the test, and whose files are below a directory of the test.
 type world struct {
 	*httptest.Server
-	host    *apitest.Host
-	box     policy.BoxID
-	root    string
-	revoked atomic.Bool  // the credentials have ended
-	signed  atomic.Int32 // signatures that were checked
+	host     *apitest.Host
+	box      policy.BoxID
+	root     string
+	revoked  atomic.Bool  // the credentials have ended
+	fileUser atomic.Value // string: the user of the last call for files
+	owned    atomic.Bool  // whether the last written file became the user\'s
+	signed   atomic.Int32 // signatures that were checked
 
 	mu     sync.Mutex
 	begun  []string // calls, with the endpoint whose permissions they need
@@ -133,12 +135,14 @@ func (w *world) Made(_ policy.BoxID, text string) bool { return text == goodToke
 func (w *world) Valid(context.Context, token.Access) bool { return !w.revoked.Load() }
 
 // OpenFiles implements [files.Host].
-func (w *world) OpenFiles(context.Context, policy.BoxID) (files.Files, error) {
-	return folder{w.root}, nil
+func (w *world) OpenFiles(_ context.Context, _ policy.BoxID, user string) (files.Files, error) {
+	w.fileUser.Store(user)
+	return folder{w.root, w}, nil
 }
 
 // WatchFiles implements [files.Watcher].
-func (w *world) WatchFiles(ctx context.Context, _ policy.BoxID, _ string, _ files.WatchOptions, emit func([]files.Event) error) error {
+func (w *world) WatchFiles(ctx context.Context, _ policy.BoxID, _ string, o files.WatchOptions, emit func([]files.Event) error) error {
+	w.fileUser.Store(o.User)
 	if err := emit(nil); err != nil {
 		return err
 	}
@@ -155,7 +159,10 @@ func (w *world) WatchFiles(ctx context.Context, _ policy.BoxID, _ string, _ file
 }
 
 // folder implements [files.Files] by a directory, which is the root of the box.
-type folder struct{ dir string }
+type folder struct {
+	dir string
+	w   *world
+}
 
 func (f folder) fail(err error) error {
 	switch {
@@ -216,7 +223,8 @@ func (f folder) Read(path string, offset, length int64) (files.Info, io.Reader, 
 	return files.Info{Type: "file", Size: int64(len(data))}, bytes.NewReader(data), nil
 }
 
-func (f folder) Write(path string, _ uint32, content io.Reader) error {
+func (f folder) Write(path string, o files.WriteOptions, content io.Reader) error {
+	f.w.owned.Store(o.Own)
 	if strings.HasSuffix(path, "full") {
 		return f.fail(syscall.ENOSPC)
 	}

@@ -46,7 +46,7 @@ func TestFilesystem(t *testing.T) {
 	}{
 		"a directory that exists": {"MakeDir", "~/a/b", "", "already_exists"}, "a file in its place": {"MakeDir", home + "/a/f", "", "invalid_argument"},
 		"a file that does not exist": {"Stat", "none", "", "not_found"}, "the home of another": {"Stat", "~mallory", "", "invalid_argument"},
-		"root": {"Stat", "/", "root", "unimplemented"}, "another user": {"Stat", "/", "mallory", "unauthenticated"},
+		"root's home": {"Stat", "~/none", "root", "not_found"}, "another user": {"Stat", "/", "mallory", "unauthenticated"},
 		"NUL": {"Stat", "a\x00b", "", "invalid_argument"}, "a long path": {"Stat", strings.Repeat("x", maxPath+1), "", "invalid_argument"},
 		"a list of a file": {"ListDir", "a/f", "", "invalid_argument"}, "a list of an absent directory": {"ListDir", "none", "", "not_found"},
 		"a file that is not there is removed": {"Remove", "none", "", ""},
@@ -196,7 +196,7 @@ func TestTransfers(t *testing.T) {
 		"a cut form":  {"POST", "", map[string]string{"Content-Type": "multipart/form-data; boundary=x"}, strings.NewReader("--x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"cut\"\r\n\r\nab"), 400, "body"},
 		"no filename": {"POST", "", map[string]string{"Content-Type": "multipart/form-data; boundary=x"}, strings.NewReader("--x\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\nab\r\n--x--\r\n"), 400, "filename"},
 		"twice":       {"POST", "", twiceHeader, twice, 400, "two files"}, "an empty form": {"POST", "", noneHeader, none, 200, "[]"},
-		"root": {"GET", "?path=/abs&username=root", nil, nil, 501, "as root"}, "another user": {"GET", "?path=/abs&username=mallory", nil, nil, 401, "mallory"},
+		"another user":  {"GET", "?path=/abs&username=mallory", nil, nil, 401, "mallory"},
 		"long metadata": {"POST", "?path=x", map[string]string{"Content-Type": rawMedia, "X-Metadata-A": strings.Repeat("b", 5000)}, strings.NewReader("x"), 400, "limit"},
 	} {
 		status, body := w.rest(t, c.method, "/files"+c.query, goodToken, c.header, c.body)
@@ -359,8 +359,11 @@ func TestWatches(t *testing.T) {
 		return len(e.watchers.boxes) == 0
 	})
 	w.revoked.Store(false)
-	if _, err := ask[watchRequest, watcherName](t, w, filesystemService+"CreateWatcher", "root", &watchRequest{Path: "d"}); codeFor(err) != "unimplemented" {
-		t.Error(err)
+	if err := os.MkdirAll(w.root+"/root/d", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ask[watchRequest, watcherName](t, w, filesystemService+"CreateWatcher", "root", &watchRequest{Path: "d"}); err != nil || w.fileUser.Load() != "root" {
+		t.Errorf("%v, as %v", err, w.fileUser.Load())
 	}
 }
 
@@ -587,4 +590,27 @@ func FuzzRequests(f *testing.F) {
 			t.Errorf("%s: %d %s", path, rec.Code, rec.Body)
 		}
 	})
+}
+
+// TestFilesOfRoot: procedures and transfers as root open the files as root, with paths relative to its home, and what is written becomes root's.
+func TestFilesOfRoot(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	raw := map[string]string{"Content-Type": rawMedia}
+	if status, body := w.rest(t, "POST", "/files?path=~/f&username=root", goodToken, raw, strings.NewReader("x")); status != 200 || !strings.Contains(body, `"path":"/root/f"`) || !w.owned.Load() {
+		t.Errorf("%d %s, becomes root's: %v", status, body, w.owned.Load())
+	}
+	if status, body := w.rest(t, "GET", "/files?path=f&username=root", goodToken, nil, nil); status != 200 || body != "x" || w.fileUser.Load() != "root" {
+		t.Errorf("%d %s, as %v", status, body, w.fileUser.Load())
+	}
+	for _, procedure := range []string{"Stat", "MakeDir", "ListDir", "Remove"} {
+		w.fileUser.Store("")
+		path := map[string]string{"Stat": "f", "MakeDir": "d"}[procedure]
+		if _, err := ask[pathRequest, empty](t, w, filesystemService+procedure, "root", &pathRequest{path}); err != nil || w.fileUser.Load() != "root" {
+			t.Errorf("%s: %v, as %v", procedure, err, w.fileUser.Load())
+		}
+	}
+	if status, _ := w.rest(t, "POST", "/files?path=f", goodToken, raw, strings.NewReader("x")); status != 200 || w.fileUser.Load() != "" || w.owned.Load() {
+		t.Errorf("without a user: %d, as %v, becomes the user's: %v", status, w.fileUser.Load(), w.owned.Load())
+	}
 }

@@ -453,6 +453,7 @@ func newBoxSource(o *cli.Options) *cobra.Command {
 type boxRemove struct {
 	o                   *cli.Options
 	all, yes, recursive bool
+	user                string
 }
 
 func newBoxRemove(o *cli.Options) *cobra.Command {
@@ -473,9 +474,11 @@ func newBoxRemove(o *cli.Options) *cobra.Command {
 			case len(args) == 0:
 				return cli.MinArgs(1)(cmd, args)
 			case files:
-				return boxes.RemoveFiles(cmd, o, args, r.recursive)
+				return boxes.RemoveFiles(cmd, o, args, r.recursive, r.user)
 			case r.recursive:
 				return cli.Usagef("--recursive is for files of boxes: BOX:PATH")
+			case r.user != "":
+				return cli.Usagef("--user is for files of boxes: BOX:PATH")
 			}
 			var errs []error
 			for _, box := range args {
@@ -487,6 +490,7 @@ func newBoxRemove(o *cli.Options) *cobra.Command {
 	cmd.Flags().BoolVar(&r.all, "all", false, "remove every box, after asking")
 	cmd.Flags().BoolVar(&r.yes, "yes", false, "with --all: do not ask")
 	cmd.Flags().BoolVarP(&r.recursive, "recursive", "r", false, "with BOX:PATH: remove directories with their contents")
+	boxes.UserFlag(cmd, &r.user)
 	return cmd
 }
 

@@ -251,6 +251,7 @@ func newBoxShell(o *cli.Options) *cobra.Command {
 // newBoxCopy is `gateway box cp`.
 func newBoxCopy(o *cli.Options) *cobra.Command {
 	var recursive bool
+	var user string
 	cmd := &cobra.Command{
 		Use:   "cp LOCAL BOX:PATH | BOX:PATH LOCAL",
 		Short: "Copy a file into a box or out of one; with -r, a directory",
@@ -263,7 +264,7 @@ func newBoxCopy(o *cli.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			c := boxCopy{cmd: cmd, client: client, recursive: recursive, json: o.JSON}
+			c := boxCopy{cmd: cmd, client: client, user: user, recursive: recursive, json: o.JSON}
 			fromBox, from, out := boxes.Cut(args[0])
 			toBox, to, in := boxes.Cut(args[1])
 			defer o.Waiting("copying")()
@@ -277,6 +278,7 @@ func newBoxCopy(o *cli.Options) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "copy a directory with its contents")
+	boxes.UserFlag(cmd, &user)
 	return cmd
 }
 
@@ -284,6 +286,7 @@ func newBoxCopy(o *cli.Options) *cobra.Command {
 type boxCopy struct {
 	cmd             *cobra.Command
 	client          *api.Client
+	user            string // of the box; empty: its own
 	recursive, json bool
 }
 
@@ -305,7 +308,7 @@ func (c *boxCopy) report(what copied) error {
 func (c *boxCopy) kind(box, file string) (string, error) {
 	var stat struct{ Type string }
 	query := url.Values{"path": {cmp.Or(file, ".")}, "follow": {"true"}}
-	err := c.client.Get(c.cmd.Context(), api.BoxPath(box, "files", "stat")+"?"+query.Encode(), &stat)
+	err := c.client.Get(c.cmd.Context(), boxes.FilesPath(box, "stat", c.user, query), &stat)
 	if refused, ok := errors.AsType[*api.ResponseError](err); ok && refused.Status == http.StatusNotFound {
 		return "", nil
 	}
@@ -338,7 +341,7 @@ func (c *boxCopy) copyIn(local, box, file string) error {
 	defer source.Close()
 	body := copying.Form(file, source)
 	defer body.Close()
-	if err := c.send(box, "upload", body.Media, body); err != nil {
+	if err := c.send(box, "upload", url.Values{}, body.Media, body); err != nil {
 		return err
 	}
 	return c.report(copied{Path: file, Bytes: body.Count()})
@@ -349,14 +352,14 @@ func (c *boxCopy) tree(local, box, folder string) error {
 	body := copying.Pack(local)
 	defer body.Close()
 	query := url.Values{"folder": {folder}}
-	if err := c.send(box, "unpack?"+query.Encode(), body.Media, body); err != nil {
+	if err := c.send(box, "unpack", query, body.Media, body); err != nil {
 		return err
 	}
 	return c.report(copied{Path: folder, Bytes: body.Count()})
 }
 
-func (c *boxCopy) send(box, call, media string, body io.Reader) error {
-	resp, err := c.client.Stream(c.cmd.Context(), http.MethodPost, api.BoxPath(box, "files", call), media, body)
+func (c *boxCopy) send(box, call string, query url.Values, media string, body io.Reader) error {
+	resp, err := c.client.Stream(c.cmd.Context(), http.MethodPost, boxes.FilesPath(box, call, c.user, query), media, body)
 	if err != nil {
 		return err
 	}
@@ -373,7 +376,7 @@ func (c *boxCopy) copyOut(box, file, local string) error {
 		return err
 	}
 	query := url.Values{"folder": {file}}
-	resp, err := c.client.Stream(c.cmd.Context(), http.MethodGet, api.BoxPath(box, "files", "download")+"?"+query.Encode(), "", nil)
+	resp, err := c.client.Stream(c.cmd.Context(), http.MethodGet, boxes.FilesPath(box, "download", c.user, query), "", nil)
 	if err != nil {
 		return err
 	}

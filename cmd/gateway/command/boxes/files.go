@@ -33,13 +33,40 @@ type filesAnswer struct {
 	Truncated bool `json:"truncated"`
 }
 
+// UserFlag adds the flag --user for the user who accesses files.
+func UserFlag(cmd *cobra.Command, user *string) {
+	cmd.Flags().StringVar(user, "user", "", "the box's user by its name, root, UID or UID:GID of the box (default: the box's user)")
+}
+
+// FilesPath returns the path of a call for files, with its query and a user; "" is the box's user.
+func FilesPath(box, call, user string, query url.Values) string {
+	if user != "" {
+		query.Set("user", user)
+	}
+	if len(query) == 0 {
+		return api.BoxPath(box, "files", call)
+	}
+	return api.BoxPath(box, "files", call) + "?" + query.Encode()
+}
+
+// asUser adds a user to the body of a call for files.
+func asUser(user string, body map[string]any) map[string]any {
+	if user != "" {
+		body["user"] = user
+	}
+	return body
+}
+
 // newList is `gateway box ls`.
 func newList(o *cli.Options, boxes func(cmd *cobra.Command, label string) error) *cobra.Command {
-	var label string
+	var label, user string
 	cmd := &cobra.Command{
 		Use: "ls [BOX[:PATH]]", Short: "List a directory of a box, by default its home directory; without an argument, the boxes", Args: cli.MaxArgs(1),
 		Example: "  gateway box ls demo\n  gateway box ls demo:/etc",
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 && user != "" {
+				return cli.Usagef("--user is for the files of a box; name a box")
+			}
 			if len(args) == 0 {
 				return boxes(cmd, label)
 			}
@@ -47,11 +74,11 @@ func newList(o *cli.Options, boxes func(cmd *cobra.Command, label string) error)
 				return cli.Usagef("--label is for boxes; leave out %s", args[0])
 			}
 			box, dir, _ := strings.Cut(args[0], ":")
-			list := api.BoxPath(box, "files", "list")
+			query := url.Values{}
 			if dir != "" {
-				list += "?" + url.Values{"folder": {dir}}.Encode()
+				query.Set("folder", dir)
 			}
-			return InBox(box, o.Call(cmd, "GET", list, nil, cli.Decoded(func(w io.Writer, a filesAnswer) error {
+			return InBox(box, o.Call(cmd, "GET", FilesPath(box, "list", user, query), nil, cli.Decoded(func(w io.Writer, a filesAnswer) error {
 				if a.Truncated {
 					fmt.Fprintln(cmd.ErrOrStderr(), "warning: the directory has more entries than an answer can have")
 				}
@@ -60,6 +87,7 @@ func newList(o *cli.Options, boxes func(cmd *cobra.Command, label string) error)
 		},
 	}
 	cmd.Flags().StringVar(&label, "label", "", "without an argument: only boxes with this label")
+	UserFlag(cmd, &user)
 	return cmd
 }
 
@@ -78,6 +106,7 @@ func printFiles(w io.Writer, a filesAnswer) error {
 // newStat is `gateway box stat`.
 func newStat(o *cli.Options) *cobra.Command {
 	var follow bool
+	var user string
 	cmd := &cobra.Command{
 		Use: "stat BOX:PATH", Short: "Describe a file, a directory or a symbolic link of a box", Args: cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -89,10 +118,11 @@ func newStat(o *cli.Options) *cobra.Command {
 			if follow {
 				query.Set("follow", "true")
 			}
-			return InBox(box, o.Call(cmd, "GET", api.BoxPath(box, "files", "stat")+"?"+query.Encode(), nil, cli.Decoded(printStat)))
+			return InBox(box, o.Call(cmd, "GET", FilesPath(box, "stat", user, query), nil, cli.Decoded(printStat)))
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "L", false, "describe the target of a symbolic link")
+	UserFlag(cmd, &user)
 	return cmd
 }
 
@@ -123,6 +153,7 @@ func printStat(w io.Writer, s struct {
 // newAttributes is `gateway box attributes`.
 func newAttributes(o *cli.Options) *cobra.Command {
 	var unset []string
+	var user string
 	cmd := &cobra.Command{
 		Use: "attributes BOX:PATH [NAME=VALUE...]", Short: "Set or remove extended attributes of a file of a box, which gateway box stat prints", Args: cli.MinArgs(1),
 		Long: "Set or remove extended attributes of a file or directory of a box. Programs in the box see them with the prefix user. (getfattr -d);\n" +
@@ -144,16 +175,18 @@ func newAttributes(o *cli.Options) *cobra.Command {
 			if len(set)+len(unset) == 0 {
 				return cli.Usagef("name an attribute to set, or to remove with --unset; gateway box stat prints the attributes")
 			}
-			return InBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "attributes"), map[string]any{"path": file, "set": set, "remove": unset}, cli.Silent))
+			return InBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "attributes"), asUser(user, map[string]any{"path": file, "set": set, "remove": unset}), cli.Silent))
 		},
 	}
 	cmd.Flags().StringArrayVar(&unset, "unset", nil, "name of an attribute to remove; repeatable")
+	UserFlag(cmd, &user)
 	return cmd
 }
 
 // newCat is `gateway box cat`.
 func newCat(o *cli.Options) *cobra.Command {
-	return &cobra.Command{
+	var user string
+	cmd := &cobra.Command{
 		Use: "cat BOX:PATH", Short: "Print a file of a box", Args: cli.ExactArgs(1),
 		Long: "Print a file of a box: byte for byte into a file or a pipe, and without control characters on a terminal. With --json, the content is\n" +
 			"in base64. `gateway box cp` copies files of any size.",
@@ -163,16 +196,18 @@ func newCat(o *cli.Options) *cobra.Command {
 				return err
 			}
 			if !o.JSON {
-				return InBox(box, copyFile(cmd, o, box, file))
+				return InBox(box, copyFile(cmd, o, box, file, user))
 			}
 			query := url.Values{"path": {file}, "encoding": {"base64"}}
-			return InBox(box, o.Call(cmd, "GET", api.BoxPath(box, "files", "read")+"?"+query.Encode(), nil, cli.Silent))
+			return InBox(box, o.Call(cmd, "GET", FilesPath(box, "read", user, query), nil, cli.Silent))
 		},
 	}
+	UserFlag(cmd, &user)
+	return cmd
 }
 
-// copyFile copies a file of a box to standard output.
-func copyFile(cmd *cobra.Command, o *cli.Options, box, file string) error {
+// copyFile copies a file of a box to standard output, read by a user.
+func copyFile(cmd *cobra.Command, o *cli.Options, box, file, user string) error {
 	client, err := o.QuietClient()
 	if err != nil {
 		return err
@@ -181,7 +216,7 @@ func copyFile(cmd *cobra.Command, o *cli.Options, box, file string) error {
 	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		var read struct{ Content string }
 		query := url.Values{"path": {file}, "encoding": {"base64"}}
-		if err := client.Get(cmd.Context(), api.BoxPath(box, "files", "read")+"?"+query.Encode(), &read); err != nil {
+		if err := client.Get(cmd.Context(), FilesPath(box, "read", user, query), &read); err != nil {
 			return err
 		}
 		data, err := base64.StdEncoding.DecodeString(read.Content)
@@ -191,13 +226,13 @@ func copyFile(cmd *cobra.Command, o *cli.Options, box, file string) error {
 		return err
 	}
 	var stat struct{ Type string }
-	if err := client.Get(cmd.Context(), api.BoxPath(box, "files", "stat")+"?"+url.Values{"path": {file}, "follow": {"true"}}.Encode(), &stat); err != nil {
+	if err := client.Get(cmd.Context(), FilesPath(box, "stat", user, url.Values{"path": {file}, "follow": {"true"}}), &stat); err != nil {
 		return err
 	}
 	if stat.Type == "directory" {
 		return cli.Usagef("%s is a directory; list it with `gateway box ls`, or copy it with `gateway box cp -r`", file)
 	}
-	resp, err := client.Stream(cmd.Context(), http.MethodGet, api.BoxPath(box, "files", "download")+"?"+url.Values{"folder": {file}}.Encode(), "", nil)
+	resp, err := client.Stream(cmd.Context(), http.MethodGet, FilesPath(box, "download", user, url.Values{"folder": {file}}), "", nil)
 	if err != nil {
 		return err
 	}
@@ -208,7 +243,8 @@ func copyFile(cmd *cobra.Command, o *cli.Options, box, file string) error {
 
 // newWrite is `gateway box write`.
 func newWrite(o *cli.Options) *cobra.Command {
-	return &cobra.Command{
+	var user string
+	cmd := &cobra.Command{
 		Use: "write BOX:PATH", Short: "Write standard input to a file of a box; missing directories are created", Args: cli.ExactArgs(1),
 		Example: "  echo hello | gateway box write demo:notes/hello.txt",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -222,7 +258,7 @@ func newWrite(o *cli.Options) *cobra.Command {
 			}
 			body := copying.Form(file, cmd.InOrStdin())
 			defer body.Close()
-			resp, err := client.Stream(cmd.Context(), http.MethodPost, api.BoxPath(box, "files", "upload"), body.Media, body)
+			resp, err := client.Stream(cmd.Context(), http.MethodPost, FilesPath(box, "upload", user, url.Values{}), body.Media, body)
 			if err != nil {
 				return InBox(box, err)
 			}
@@ -232,11 +268,14 @@ func newWrite(o *cli.Options) *cobra.Command {
 			return cli.WriteJSON(cmd.OutOrStdout(), map[string]any{"path": file, "bytes": body.Count()})
 		},
 	}
+	UserFlag(cmd, &user)
+	return cmd
 }
 
 // newMove is `gateway box mv`.
 func newMove(o *cli.Options) *cobra.Command {
-	return &cobra.Command{
+	var user string
+	cmd := &cobra.Command{
 		Use: "mv BOX:PATH BOX:PATH", Short: "Rename or move a file or directory within a box; a file at the new path is replaced", Args: cli.ExactArgs(2),
 		Example: "  gateway box mv demo:a.txt demo:b.txt\n  gateway box mv demo:a.txt demo:old/",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -253,14 +292,17 @@ func newMove(o *cli.Options) *cobra.Command {
 			case strings.HasSuffix(to, "/"):
 				to += path.Base(from)
 			}
-			return InBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "rename"), map[string]string{"from": from, "to": to}, cli.Silent))
+			return InBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "rename"), asUser(user, map[string]any{"from": from, "to": to}), cli.Silent))
 		},
 	}
+	UserFlag(cmd, &user)
+	return cmd
 }
 
 // newMakeDir is `gateway box mkdir`.
 func newMakeDir(o *cli.Options) *cobra.Command {
 	var parents bool
+	var user string
 	cmd := &cobra.Command{
 		Use: "mkdir BOX:PATH", Short: "Make a directory in a box", Args: cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -268,10 +310,11 @@ func newMakeDir(o *cli.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return InBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "mkdir"), map[string]any{"path": dir, "parents": parents}, cli.Silent))
+			return InBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "mkdir"), asUser(user, map[string]any{"path": dir, "parents": parents}), cli.Silent))
 		},
 	}
 	cmd.Flags().BoolVarP(&parents, "parents", "p", false, "make missing parents too; an existing directory is no error")
+	UserFlag(cmd, &user)
 	return cmd
 }
 
@@ -296,8 +339,8 @@ func AreFiles(args []string) (bool, error) {
 	return files > 0, nil
 }
 
-// RemoveFiles removes files of boxes, for `gateway box rm BOX:PATH...`. It stops at the first failure.
-func RemoveFiles(cmd *cobra.Command, o *cli.Options, args []string, recursive bool) error {
+// RemoveFiles removes files of boxes as a user, for `gateway box rm BOX:PATH...`. It stops at the first failure.
+func RemoveFiles(cmd *cobra.Command, o *cli.Options, args []string, recursive bool, user string) error {
 	for _, arg := range args {
 		if _, _, err := fileOf(arg); err != nil {
 			return err
@@ -308,7 +351,7 @@ func RemoveFiles(cmd *cobra.Command, o *cli.Options, args []string, recursive bo
 		if path.Clean("/"+file) == "/" && strings.HasPrefix(file, "/") {
 			return cli.Usagef("%s is the root directory of the box; remove the box with `gateway box rm %s`", arg, box)
 		}
-		body := map[string]any{"path": file, "recursive": recursive}
+		body := asUser(user, map[string]any{"path": file, "recursive": recursive})
 		if err := InBox(box, o.Call(cmd, "POST", api.BoxPath(box, "files", "remove"), body, cli.Silent)); err != nil {
 			return err
 		}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
 )
 
@@ -22,6 +21,7 @@ type fileEvent struct {
 // newWatch is `gateway box watch`.
 func newWatch(o *cli.Options) *cobra.Command {
 	var recursive bool
+	var user string
 	cmd := &cobra.Command{
 		Use: "watch BOX[:PATH]", Short: "Print the changes in a directory of a box as they happen, by default its home directory", Args: cli.ExactArgs(1),
 		Long: "Print the changes in a directory of a box as they happen: create, write, remove, rename (the old name; the new one has a create) and chmod.\n" +
@@ -43,7 +43,7 @@ func newWatch(o *cli.Options) *cobra.Command {
 			if o.JSON {
 				query.Set("entries", "true")
 			}
-			err = client.Lines(cmd.Context(), api.BoxPath(box, "files", "watch")+"?"+query.Encode(), func(line []byte) error {
+			err = client.Lines(cmd.Context(), FilesPath(box, "watch", user, query), func(line []byte) error {
 				return printFileEvent(cmd, o, line)
 			})
 			if err == nil && cmd.Context().Err() == nil {
@@ -53,6 +53,7 @@ func newWatch(o *cli.Options) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "also the directories below")
+	UserFlag(cmd, &user)
 	return cmd
 }
 

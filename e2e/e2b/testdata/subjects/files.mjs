@@ -115,7 +115,43 @@ export default {
     assert.equal((await s.box.files.write("as-user", "x", { user: "user" })).path, "/home/user/as-user");
     assert.equal(await s.box.files.read("as-user", { user: "user" }), "x");
     await fails(s.box.files.read("as-user", { user: "mallory" }), sdk.AuthenticationError, /mallory/);
-    await fails(s.box.files.read("/etc/shadow", { user: "root" }), sdk.SandboxError, /run a command as root/);
+  },
+  "files as root": async ({ assert, fails, sdk, until }, s) => {
+    const root = { user: "root" };
+    const denied = (e) => e instanceof sdk.SandboxError || e instanceof Error;
+    assert.match(await s.box.files.read("/etc/shadow", root), /^root:/m);
+    await assert.rejects(s.box.files.read("/etc/shadow"), denied);
+    assert.equal((await s.box.files.write("of-root/f", "12345", root)).path, "/root/of-root/f");
+    assert.equal(await s.box.files.read("~/of-root/f", root), "12345");
+    await fails(s.box.files.read("of-root/f"), sdk.FileNotFoundError, /of-root/);
+    const info = await s.box.files.getInfo("of-root/f", root);
+    assert.deepEqual([info.path, info.owner, info.group, info.permissions], ["/root/of-root/f", "root", "root", "-rw-r--r--"]);
+    await s.box.files.write([{ path: "/opt/a", data: "a" }, { path: "/opt/b", data: "b" }], root);
+    assert.deepEqual((await s.box.files.list("of-root", root)).map((e) => e.name), ["f"]);
+    assert.deepEqual([await s.box.files.exists("of-root/f", root), await s.box.files.exists("of-root/g", root)], [true, false]);
+    assert.deepEqual([await s.box.files.makeDir("/opt/made", root), await s.box.files.makeDir("/opt/made", root)], [true, false]);
+    assert.equal((await s.box.files.rename("/opt/a", "/opt/made/a", root)).owner, "root");
+    await s.box.files.remove("/opt/made", root);
+    assert.equal(await s.box.files.exists("/opt/made"), false);
+    await s.box.files.write("/home/user/mine", "user's");
+    await s.box.files.write("/home/user/mine", "root's", root);
+    assert.equal((await s.box.commands.run("stat -c '%U %a' mine && cat mine")).stdout, "root 644\nroot's");
+    const w = await events(s.box, "of-root", root);
+    await s.box.files.write("/root/of-root/new", "x", root);
+    await until("an event of root's directory", () => w.seen.some((e) => e.endsWith(" new")));
+    await w.handle.stop();
+  },
+  "signed addresses as root": async ({ assert }, s) => {
+    const up = await fetch(await s.box.uploadUrl("signed-root", { user: "root", useSignatureExpiration: 60 }), { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: "by root" });
+    assert.equal(up.status, 200, await up.text());
+    assert.equal((await s.box.commands.run("stat -c '%U' /root/signed-root && cat /root/signed-root", { user: "root" })).stdout, "root\nby root");
+    const url = new URL(await s.box.downloadUrl("signed-root", { user: "root", useSignatureExpiration: 60 }));
+    const down = await fetch(url);
+    assert.deepEqual([down.status, await down.text()], [200, "by root"]);
+    const user = new URL(await s.box.downloadUrl("/etc/shadow", { useSignatureExpiration: 60 }));
+    assert.ok((await fetch(user)).status >= 400);
+    user.searchParams.set("username", "root");
+    assert.equal((await fetch(user)).status, 401);
   },
   "a directory is watched": async ({ assert, until, FilesystemEventType }, s) => {
     await s.box.files.makeDir("watched");
