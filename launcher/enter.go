@@ -99,7 +99,7 @@ func (l *Launcher) enterWith(ctx context.Context, id policy.BoxID, command enter
 }
 
 // filesProcess starts a process that works on the files of a box with the credentials of a command of a user, as [boxfs.Config.Enter] describes.
-// It is in a control group of its own below the box's, so that nothing of it is left if the box kills it while it starts.
+// It is in a control group of its own below the box's, so that a process that the box kills while it starts is found and reaped.
 func (l *Launcher) filesProcess(ctx context.Context, r record, user execUser, args, env []string, streams [3]*os.File) (_ boxfs.Process, err error) {
 	config, err := l.commandProcess(r, user, ExecSpec{Args: args, Cwd: "/"})
 	if err != nil {

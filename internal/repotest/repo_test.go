@@ -148,7 +148,7 @@ api/e2b/envd: policy api api/access api/apitest api/e2b/token api/files api/hist
 api/process: policy api api/access api/problem api/rest api/session api/spec api/stream api/strict quota
 api/doctor: policy api api/apitest api/problem api/rest api/strict doctor
 api/exec: policy audit api api/access api/capture api/history api/problem api/rest api/spec api/stream api/strict
-api/files: policy api api/apitest api/capture api/problem api/rest api/stream api/strict
+api/files: policy api api/apitest api/capture api/problem api/rest api/spec api/stream api/strict
 api/gateway: policy api internal/buildinfo api/problem api/rest api/strict
 api/git: policy api api/capture api/history api/problem api/rest api/spec api/strict
 api/harness: policy agents api api/access api/history api/problem api/rest api/schema api/stream api/strict quota llm

@@ -82,7 +82,7 @@ type (
 // made.
 //
 // A file with other names (hard links), another owner, extended attributes or an unwritable directory is not replaced: its
-// content is overwritten when all has arrived. With own, the file belongs to the user afterwards, which only root can do to files of others.
+// content is overwritten when all has arrived. With own, the file belongs to the user afterwards; only root can take files of others.
 // A written file has no set-user-ID or set-group-ID bit.
 func write(path string, mode fs.FileMode, own bool, content io.Reader) error {
 	target, err := follow(path)
@@ -260,7 +260,7 @@ func overwrite(target string, own bool, from *os.File) error {
 	return errors.Join(err, to.Close())
 }
 
-// disarm prepares a file for new content: with own it becomes the user's, and it loses the bits with which a program takes its owner's rights. The
+// disarm prepares a file for new content: with own it becomes the user's, and it loses its set-user-ID and set-group-ID bits. The
 // kernel removes them when a user writes, but not when root does.
 func disarm(f *os.File, fi fs.FileInfo, own bool) error {
 	st, ok := fi.Sys().(*syscall.Stat_t)
