@@ -170,7 +170,7 @@ func (l *Launcher) openRoot(id policy.BoxID) (*os.File, error) {
 	return boxfs.OpenRoot(pid, l.dirs.userPin(id), rootfs.InitPath)
 }
 
-// openFilesOf opens a session with the credentials of a command of a user. The box's own user needs none but its ID; for others the process
+// openFilesOf opens a session with the credentials of a command of a user. The box's own user needs only its ID; for others the process
 // enters the box, which not every host allows.
 func (l *Launcher) openFilesOf(ctx context.Context, r record, user execUser, open func(context.Context, boxfs.Config) (*boxfs.Session, error)) (*boxfs.Session, error) {
 	switch {

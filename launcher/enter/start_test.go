@@ -31,7 +31,7 @@ func launched(t *testing.T, list *plan) *running {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	run, err := p.launch(file, null, "", [3]*os.File{null, null, null})
+	run, err := p.launch(file, null, nil, "", [3]*os.File{null, null, null})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,5 +113,24 @@ func pausing() int {
 				return pid
 			}
 		}
+	}
+}
+
+// TestDynamicProgramsAreNotExecutedInBoxes: the kernel would take the loader of such a program from the box.
+func TestDynamicProgramsAreNotExecutedInBoxes(t *testing.T) {
+	t.Parallel()
+	if err := checkStatic("/bin/sh"); err == nil {
+		t.Error("a dynamic program was accepted")
+	}
+	file := t.TempDir() + "/static"
+	code, err := program("amd64")
+	if err == nil {
+		err = os.WriteFile(file, code, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := checkStatic(file); err != nil {
+		t.Error(err)
 	}
 }
