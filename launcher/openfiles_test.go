@@ -26,6 +26,7 @@ func openFiles(t *testing.T, l *Launcher, id policy.BoxID) *boxfs.Session {
 // openFilesAs starts a session of a user that ends with the test.
 func openFilesAs(t *testing.T, l *Launcher, id policy.BoxID, user string) *boxfs.Session {
 	t.Helper()
+	entersAs(t, user)
 	s, done, err := l.OpenFiles(t.Context(), id, user)
 	if err != nil {
 		t.Fatal(err)

@@ -38,6 +38,7 @@ func watchBox(t *testing.T, l *Launcher, id policy.BoxID, path string) *boxWatch
 // watchBoxAs starts a watch of a user that ends with the test.
 func watchBoxAs(t *testing.T, l *Launcher, id policy.BoxID, user, path string) *boxWatch {
 	t.Helper()
+	entersAs(t, user)
 	s, done, err := l.OpenWatch(t.Context(), id, user)
 	if err != nil {
 		t.Fatal(err)
