@@ -24,6 +24,60 @@ func mustRules(t testing.TB, doc string) []HeaderRule {
 	return rules
 }
 
+// TestFencedRules: while the fence is closed, requests to hosts of rules of the fleet are refused, whatever alternative is for them; other hosts
+// are not. Without a fence it is closed. Asking does not allocate.
+func TestFencedRules(t *testing.T) { // not parallel: it counts allocations
+	closed := false
+	rules := append(OfFleet(mustRules(t, `{"fleet.test": [{"match": {"methods": ["POST"]}, "headers": {"X-Key": "1"}}, {"match": {"methods": ["PUT"]}, "deny": true}],
+		"db.test:5432": {"postgres": {"user": "u", "database": "d", "password": "p"}}, "proxy.test:3128": {"proxy": {"username": "u", "password": "p"}}}`)), mustRules(t, `{"own.test": {"X-Key": "2"}}`)...)
+	compile := func(fence func() bool) *Compiled {
+		t.Helper()
+		c, err := Compile(Spec{Mode: ModeAllowAll, UpstreamProxy: &UpstreamSpec{URL: "http://proxy.test:3128"}}, Options{Headers: rules, Fence: fence, Protected: name.NewProtected(nil, nil)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	asks := func(host, method string) Request {
+		return Request{Stage: StageHTTP, Protocol: TCP, Name: mustName(t, host), Port: 443, Method: method, Path: "/"}
+	}
+	c := compile(func() bool { return closed })
+	for _, shut := range []bool{false, true} {
+		closed = shut
+		for _, method := range []string{"POST", "GET"} {
+			rule, d := c.HeaderRule(asks("fleet.test", method))
+			if want := map[bool]name.Reason{true: name.ReasonFleetFenced}[shut]; d.Reason != want || shut && (d.Rule != "fleet.test" || d.Allowed() || len(rule.Effects) > 0) {
+				t.Errorf("closed %v, %s: %+v", shut, method, d)
+			}
+		}
+		if rule, d := c.HeaderRule(asks("own.test", "GET")); d.Reason != "" || len(rule.Effects) != 1 || c.Fenced(&rule) {
+			t.Errorf("closed %v, a rule of the host: %+v", shut, d)
+		}
+		if _, d := c.HeaderRule(asks("other.test", "GET")); d.Reason != "" {
+			t.Errorf("closed %v, no rule: %+v", shut, d)
+		}
+		if c.LoginFenced(mustName(t, "db.test"), 5432) != shut || c.upstream.Fenced() != shut || c.upstream.Login == nil {
+			t.Errorf("closed %v: logins %v, %v, %v", shut, c.LoginFenced(mustName(t, "db.test"), 5432), c.upstream.Fenced(), c.upstream.Login)
+		}
+		e := c.Explain(asks("fleet.test", "POST"), true)
+		if e.Allowed() == shut {
+			t.Errorf("closed %v: explained as %+v", shut, e)
+		}
+	}
+	closed = false
+	rule, _ := c.HeaderRule(asks("fleet.test", "POST"))
+	if closed = true; !c.Fenced(&rule) {
+		t.Error("a rule of a request that was judged before the fence closed may be used")
+	}
+	request := asks("fleet.test", "GET")
+	if n := testing.AllocsPerRun(100, func() { _, _ = c.HeaderRule(request); _ = c.Fenced(&rule) }); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if _, d := compile(nil).HeaderRule(request); d.Reason != name.ReasonFleetFenced {
+		t.Errorf("without a fence: %+v", d)
+	}
+}
+
 // TestParseHeaderRules: both forms, and every way to write a value.
 func TestParseHeaderRules(t *testing.T) {
 	t.Parallel()

@@ -531,6 +531,27 @@ func TestReportOfTheDashboard(t *testing.T) {
 	}
 }
 
+// TestHeaderRulesOfTheFleet: the pages of header rules have the fleet's on a member, and no word of them elsewhere.
+func TestHeaderRulesOfTheFleet(t *testing.T) {
+	t.Parallel()
+	g, _ := filled(t)
+	b := g.as(t, "sk-read-only")
+	for _, member := range []bool{false, true} {
+		if member {
+			rules, err := policy.ParseHeaderRules([]byte(`{"fleet.example.com": {"X-Key": "sk-value"}}`), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			g.host.FleetRules = api.HeaderState{Rules: rules, Version: 7, Fleet: true}
+		}
+		for _, path := range []string{"/ui/rules", "/ui/boxes/box1/headers"} {
+			if _, text := b.get(t, path); strings.Contains(text, "of the fleet") != member || strings.Contains(text, "fleet.example.com") != member || strings.Contains(text, "sk-value") {
+				t.Errorf("%s, member %v: %s", path, member, text)
+			}
+		}
+	}
+}
+
 // TestHeaderRuleNames: header rules are shown with the names of headers and secrets, and without values.
 func TestHeaderRuleNames(t *testing.T) {
 	t.Parallel()

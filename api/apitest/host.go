@@ -50,7 +50,7 @@ type Host struct {
 	Mu         sync.Mutex
 	ByID       map[policy.BoxID]*Box
 	Global     api.HeaderState
-	FleetRules api.HeaderState
+	FleetRules api.HeaderState // its Fleet is true if the host is in a fleet
 	Env        map[string]name.Secret // of new boxes
 	Created    []api.CreateRequest
 	Execs      []api.ExecRequest
@@ -532,13 +532,16 @@ func (h *Host) SetGlobalHeaders(_ context.Context, rules []policy.HeaderRule, if
 	return setHeaders(&h.Global, rules, ifMatch)
 }
 
+var errNoFleet = api.Errorf(api.ErrNotFound, "this host is not a member of a fleet")
+
 // FleetHeaders implements the Host of [boxgate/api/rules].
 func (h *Host) FleetHeaders(context.Context) (api.HeaderState, error) {
 	leave, err := h.beginCall()
 	defer leave()
-	state := h.FleetRules
-	state.Fleet = true
-	return state, err
+	if err == nil && !h.FleetRules.Fleet {
+		err = errNoFleet
+	}
+	return h.FleetRules, err
 }
 
 // SetFleetHeaders implements the Host of [boxgate/api/rules].
@@ -548,8 +551,11 @@ func (h *Host) SetFleetHeaders(_ context.Context, rules []policy.HeaderRule, ifM
 	if err != nil {
 		return api.HeaderState{}, err
 	}
+	if !h.FleetRules.Fleet {
+		return api.HeaderState{}, errNoFleet
+	}
 	state, err := setHeaders(&h.FleetRules, rules, ifMatch)
-	state.Fleet = true
+	h.FleetRules.Fleet, state.Fleet = true, err == nil
 	return state, err
 }
 

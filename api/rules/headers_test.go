@@ -105,6 +105,36 @@ func TestHeaderRuleProblems(t *testing.T) {
 	}
 }
 
+// TestHeadersOfTheFleet: with fleet=true the calls are about the rules of the fleet; without one they are not found. The rules of the host stay.
+func TestHeadersOfTheFleet(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	const path = "/v2/box/settings/attach-headers"
+	for _, method := range []string{"GET", "PUT", "PATCH"} {
+		body := map[bool]string{true: "", false: `{"a.test":{"X":"sk-a"}}`}[method == "GET"]
+		if got := f.Call(t, method, path+"?fleet=true", body); got.StatusCode != 404 || !strings.Contains(got.Text, "not a member of a fleet") {
+			t.Errorf("%s without a fleet: %s %s", method, got.Status, got.Text)
+		}
+	}
+	f.host.FleetRules.Fleet = true
+	f.Call(t, "PUT", path, `{"own.test":{"X":"sk-own"}}`)
+	if got := f.Call(t, "PUT", path+"?fleet=true", `{"a.test":{"X":"sk-a"}}`); got.StatusCode != 200 || got.JSON(t)["fleet"] != true || strings.Contains(got.Text, "sk-") {
+		t.Errorf("%s %s", got.Status, got.Text)
+	}
+	if got := f.Call(t, "PATCH", path+"?fleet=true", `{"b.test":{"X":"sk-b"}}`); got.StatusCode != 200 || got.Header.Get("ETag") != `"2"` {
+		t.Errorf("%s %s", got.Status, got.Text)
+	}
+	if got := f.Call(t, "GET", path+"?fleet=true", ""); !strings.Contains(got.Text, "a.test") || !strings.Contains(got.Text, "b.test") || strings.Contains(got.Text, "own.test") || strings.Contains(got.Text, "sk-") {
+		t.Errorf("%s %s", got.Status, got.Text)
+	}
+	if got := f.Call(t, "GET", path, ""); !strings.Contains(got.Text, "own.test") || strings.Contains(got.Text, "a.test") || strings.Contains(got.Text, `"fleet"`) {
+		t.Errorf("%s %s", got.Status, got.Text)
+	}
+	if got := f.Call(t, "GET", path+"?fleet=maybe", ""); got.StatusCode != 422 && got.StatusCode != 400 {
+		t.Errorf("%s %s", got.Status, got.Text)
+	}
+}
+
 // TestPatchHeaders: the given hosts change, the others keep values that the caller never saw.
 func TestPatchHeaders(t *testing.T) {
 	t.Parallel()

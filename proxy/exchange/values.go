@@ -161,9 +161,12 @@ func (r *Decision) fillValues(ctx context.Context, s *Session, m *Message) {
 // errFenced refuses a request with values of the fleet after the fence has closed.
 var errFenced = errors.New("the header rule of the host is one of the fleet, and this host is cut off from the fleet")
 
+// Fenced reports whether values of the rule must not be sent, because it is one of the fleet and the fence has closed.
+func (r *Decision) Fenced() bool { return r.Policy.Fenced(&r.header) }
+
 // checkFence returns [errFenced] if values of the rule must not be sent.
 func (r *Decision) checkFence() error {
-	if r.Policy.Fenced(&r.header) {
+	if r.Fenced() {
 		return errFenced
 	}
 	return nil

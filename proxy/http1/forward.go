@@ -156,7 +156,7 @@ func (h *conn) attach(fresh bool) (err error) {
 func (h *conn) publish() error {
 	h.flight.set(h.s, &h.decision, h.up.Addr())
 	c := h.s.Box.Policy.Load()
-	if c == h.decision.Policy && h.up.AllowedBy(c) && !h.decision.Revoked(h.s) {
+	if c == h.decision.Policy && h.up.AllowedBy(c) && !h.decision.Revoked(h.s) && !h.decision.Fenced() {
 		return nil
 	}
 	return h.confirm(c)

@@ -134,7 +134,7 @@ type connection interface {
 func (st *stream) goesTo(up connection) error {
 	addr := up.Addr()
 	st.setFlight(addr)
-	if c := st.s.Box.Policy.Load(); c != st.decision.Policy || !up.AllowedBy(c) || st.decision.Revoked(st.s) {
+	if c := st.s.Box.Policy.Load(); c != st.decision.Policy || !up.AllowedBy(c) || st.decision.Revoked(st.s) || st.decision.Fenced() {
 		if err := st.flight.Stands(c).Err(st.flight.Way.Asked); err != nil {
 			return err
 		}

@@ -27,6 +27,7 @@ import (
 // Rig is a proxy with one box, over loopback. Instead of TPROXY, each destination has a listener, and
 // [proxy.Config.OriginalDst] maps the listener to its destination. Loopback is exempted from the protected ranges.
 type Rig struct {
+	Fence func() bool // if set, the header rules are ones of a fleet
 	// Patience is how long a connection or a request of a client may last; 0: a minute. A broken proxy fails a test instead of hanging it.
 	Patience time.Duration
 
@@ -125,7 +126,11 @@ func (r *Rig) Rules(spec policy.Spec, doc string) {
 func (r *Rig) enforce(spec policy.Spec, rules []policy.HeaderRule) {
 	r.T.Helper()
 	exempt := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+	if r.Fence != nil {
+		rules = policy.OfFleet(rules)
+	}
 	c, err := policy.Compile(spec, policy.Options{
+		Fence: r.Fence,
 		Version: r.Box.Policy.Load().Version() + 1, Headers: rules, Protected: name.NewProtected(exempt, nil),
 		Source: r.From, Unusable: func(netip.Addr) string { return "" },
 	})

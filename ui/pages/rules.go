@@ -78,9 +78,22 @@ type rulesData struct {
 	Box    string
 	Own    *ruleSet // rules of the box; nil on the page of the rules of all boxes
 	Global *ruleSet // rules of all boxes; nil if the role may not see them
+	Fleet  *ruleSet // rules of all boxes of the fleet; nil without a fleet, or if the role may not see them
 }
 
 const globalHeaders = "/v2/box/settings/attach-headers"
+
+// fleetRules returns the rules of the fleet, or nil.
+func fleetRules(v *Visit) (*ruleSet, error) {
+	var rules headerRules
+	switch err := v.optional(globalHeaders+"?fleet=true", &rules); {
+	case isMissing(err):
+		return nil, nil
+	case err != nil || rules.Rules == nil:
+		return nil, err
+	}
+	return setOf(rules, "gateway headers set --fleet api.example.com --secret Authorization=NAME"), nil
+}
 
 func globalRulesPage(v *Visit) (View, error) {
 	var rules headerRules
@@ -88,6 +101,10 @@ func globalRulesPage(v *Visit) (View, error) {
 		return View{}, err
 	}
 	data := rulesData{Global: setOf(rules, "gateway headers set api.example.com --secret Authorization=NAME")}
+	var err error
+	if data.Fleet, err = fleetRules(v); err != nil {
+		return View{}, err
+	}
 	return View{Name: "rules", Title: "Header rules", Section: "Header rules", Data: data}, nil
 }
 
@@ -103,6 +120,10 @@ func boxRulesPage(v *Visit) (View, error) {
 	}
 	if global.Rules != nil {
 		data.Global = setOf(global, "")
+	}
+	var err error
+	if data.Fleet, err = fleetRules(v); err != nil {
+		return View{}, err
 	}
 	return View{Name: "rules", Title: "Header rules", Section: "Boxes", Box: id, Data: data}, nil
 }
