@@ -61,7 +61,7 @@ func (k Keys) Wrap(id string) string { return k.root + "wrap/" + id }
 // Wraps is the prefix of the [Wrap] records.
 func (k Keys) Wraps() string { return k.root + "wrap/" }
 
-// Left is the key that each host writes that takes a host out. The value is the ID of that host; its revision tells that one has left.
+// Left is the key that each host writes that takes a host out. The value is the ID of that host; its revision grows with each of them.
 func (k Keys) Left() string { return k.root + "left" }
 
 // SharedKey is the key of the [SharedKey] record.
@@ -132,15 +132,15 @@ type Wrap struct {
 	Recipient string `json:"recipient"` // age X25519
 	CA        []byte `json:"ca"`        // the private key of the fleet's authority, sealed
 	// Proof shows that a holder of the authority's key has written the recipient, see [fleet/pki.ProveRecipient]. Hosts of versions without
-	// shared keys have none.
+	// shared keys lack it.
 	Proof []byte `json:"proof,omitempty"`
 	// Shared are shared keys by their IDs, sealed: the present one, and one that a change is about to use. See package sharedkey.
 	Shared map[string][]byte `json:"shared,omitempty"`
 }
 
-// SharedKey tells which key seals the shared secrets of the fleet. The key itself is in the [Wrap] of each host.
+// SharedKey names the key that seals the shared secrets of the fleet. The key itself is in the [Wrap] of each host.
 type SharedKey struct {
-	ID   string `json:"id,omitempty"` // random; empty: none yet
+	ID   string `json:"id,omitempty"` // random; empty: not made yet
 	Left int64  `json:"left"`         // revision of [Keys.Left] when it was made; a host that left later knows it
 	Next string `json:"next,omitempty"`
 }

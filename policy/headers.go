@@ -124,16 +124,17 @@ func (r HeaderRule) refusesValues() rule.WithoutValues {
 	return nil
 }
 
-// MergeHeaders merges the rules of a box with the global ones. The rules of a box for a pattern (with its port) replace all global
-// rules for the same pattern. The result is sorted by pattern. It shares its lists with the arguments, which must not be modified
+// MergeHeaders merges sets of rules, such as the global ones and a box's. The rules of a later set for a pattern (with its port) replace all
+// rules of the earlier ones for the same pattern. The result is sorted by pattern. It shares its lists with the arguments, which must not be modified
 // afterwards.
-func MergeHeaders(global, box []HeaderRule) []HeaderRule {
-	own := map[name.Pattern]bool{}
-	for _, r := range box {
-		own[r.key()] = true
+func MergeHeaders(sets ...[]HeaderRule) (out []HeaderRule) {
+	for _, set := range sets {
+		own := map[name.Pattern]bool{}
+		for _, r := range set {
+			own[r.key()] = true
+		}
+		out = append(slices.DeleteFunc(out, func(r HeaderRule) bool { return own[r.key()] }), set...)
 	}
-	out := slices.DeleteFunc(slices.Clone(global), func(r HeaderRule) bool { return own[r.key()] })
-	out = append(out, box...)
 	SortRules(out)
 	return out
 }

@@ -29,7 +29,7 @@ func mustRules(t testing.TB, doc string) []HeaderRule {
 func TestFencedRules(t *testing.T) { // not parallel: it counts allocations
 	closed := false
 	rules := append(OfFleet(mustRules(t, `{"fleet.test": [{"match": {"methods": ["POST"]}, "headers": {"X-Key": "1"}}, {"match": {"methods": ["PUT"]}, "deny": true}],
-		"db.test:5432": {"postgres": {"user": "u", "database": "d", "password": "p"}}, "proxy.test:3128": {"proxy": {"username": "u", "password": "p"}}}`)), mustRules(t, `{"own.test": {"X-Key": "2"}}`)...)
+		"db.test:5432": {"postgres": {"user": "u", "database": "d", "password": "p"}}, "proxy.test:3128": {"proxy": {"scheme": "http", "username": "u", "password": "p"}}}`)), mustRules(t, `{"own.test": {"X-Key": "2"}}`)...)
 	compile := func(fence func() bool) *Compiled {
 		t.Helper()
 		c, err := Compile(Spec{Mode: ModeAllowAll, UpstreamProxy: &UpstreamSpec{URL: "http://proxy.test:3128"}}, Options{Headers: rules, Fence: fence, Protected: name.NewProtected(nil, nil)})

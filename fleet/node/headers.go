@@ -15,15 +15,6 @@ import (
 // headersID is the ID of the only object of the kind [shared.Headers].
 const headersID = "rules"
 
-// MaxHeaders is the largest document of header rules of a fleet in bytes. Sealed and encoded it is below the bound of one object.
-const MaxHeaders = 380 << 10
-
-// Headers is a document of the fleet's global header rules. Version 0: there was none yet.
-type Headers struct {
-	Version  uint64
-	Document []byte
-}
-
 // sealedHeaders is the object in etcd.
 type sealedHeaders struct {
 	Version uint64 `json:"version"`
@@ -43,7 +34,7 @@ func (h sealedHeaders) place(founding string) string {
 	return fmt.Sprintf("%s %s/%s %s %s %d", founding, shared.Headers, headersID, h.Key, h.Host, h.Version)
 }
 
-// decodeHeaders reads the object; the zero value: there is none.
+// decodeHeaders reads the object; the zero value: it does not exist.
 func decodeHeaders(objects map[string][]byte) (h sealedHeaders, err error) {
 	text, ok := objects[headersID]
 	if !ok {
@@ -60,18 +51,18 @@ const openTimeout = 2 * time.Second
 
 // OpenHeaders opens the header rules of the fleet among the objects of their kind, see [shared.Apply]. With [sharedkey.ErrNoKey] the other hosts
 // are asked for the key; the objects are applied again when one has answered.
-func (s *Shared) OpenHeaders(objects map[string][]byte) (Headers, error) {
+func (s *Shared) OpenHeaders(objects map[string][]byte) (shared.HeaderRules, error) {
 	h, err := decodeHeaders(objects)
 	if err != nil || h.Version == 0 {
-		return Headers{}, err
+		return shared.HeaderRules{}, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 	defer cancel()
 	document, err := s.open(ctx, h)
 	if err != nil {
-		return Headers{}, err
+		return shared.HeaderRules{}, err
 	}
-	return Headers{h.Version, document}, nil
+	return shared.HeaderRules{Version: h.Version, Document: document}, nil
 }
 
 // open opens the document of an object.
@@ -91,7 +82,7 @@ func (s *Shared) open(ctx context.Context, h sealedHeaders) ([]byte, error) {
 	return document, nil
 }
 
-// replaced returns the version of the objects that a change replaces. One that no member has written counts for nothing; of one whose key this host
+// replaced returns the version of the objects that a change replaces. One that no member has written counts as 0; of one whose key this host
 // does not have, the version is not known to be a member's either, but it must be exceeded.
 func (s *Shared) replaced(ctx context.Context, objects map[string][]byte) (uint64, error) {
 	h, err := decodeHeaders(objects)
@@ -118,7 +109,7 @@ const headersTimeout = time.Minute
 // version that is replaced; its error ends the change. The new version is higher than that and least. The error is [shared.ErrBehind] if
 // hosts take too long; the change is made then.
 func (s *Shared) ChangeHeaders(ctx context.Context, least uint64, check func(version uint64) error, document []byte) (version uint64, err error) {
-	if len(document) > MaxHeaders {
+	if len(document) > shared.MaxHeaderRules {
 		return 0, shared.ErrTooLarge
 	}
 	ctx = context.WithoutCancel(ctx)

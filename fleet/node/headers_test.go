@@ -122,10 +122,10 @@ func TestChangesOfHeaders(t *testing.T) {
 	if _, err := s.ChangeHeaders(t.Context(), 0, func(uint64) error { return refused }, []byte("{}")); !errors.Is(err, refused) {
 		t.Error(err)
 	}
-	if _, err := s.ChangeHeaders(t.Context(), 0, accept, make([]byte, MaxHeaders+1)); !errors.Is(err, shared.ErrTooLarge) {
+	if _, err := s.ChangeHeaders(t.Context(), 0, accept, make([]byte, shared.MaxHeaderRules+1)); !errors.Is(err, shared.ErrTooLarge) {
 		t.Error(err)
 	}
-	if version, err := s.ChangeHeaders(t.Context(), 6, accept, make([]byte, MaxHeaders)); err != nil || version != 7 {
+	if version, err := s.ChangeHeaders(t.Context(), 6, accept, make([]byte, shared.MaxHeaderRules)); err != nil || version != 7 {
 		t.Errorf("the largest document: version %d, %v", version, err)
 	}
 	seen := uint64(0)

@@ -38,6 +38,15 @@ var Kinds = []Kind{
 	Headers,
 }
 
+// MaxHeaderRules is the largest document of [HeaderRules] in bytes. Sealed and encoded it is below [MaxValue].
+const MaxHeaderRules = 380 << 10
+
+// HeaderRules are the global header rules of the fleet, opened. Version 0: they were never set.
+type HeaderRules struct {
+	Version  uint64
+	Document []byte
+}
+
 // Announced are the kinds that this host names in its presence.
 func Announced() (kinds []string) {
 	for _, kind := range Kinds {
@@ -144,15 +153,23 @@ func (t *Table) ChangeWith(ctx context.Context, kind Kind, prepare func(context.
 		if answer.Succeeded {
 			return answer.Header.Revision, nil
 		}
-		lease, err := t.Client.Txn(ctx).If(t.Guard()).Commit()
-		if err != nil {
-			return 0, fleet.Unreachable(ctx, err)
-		}
-		if !lease.Succeeded {
-			return 0, ErrFenced
+		if err := t.hasLease(ctx); err != nil {
+			return 0, err
 		}
 	}
 	return 0, ErrContended
+}
+
+// hasLease returns [ErrFenced] if this host has no lease.
+func (t *Table) hasLease(ctx context.Context) error {
+	answer, err := t.Client.Txn(ctx).If(t.Guard()).Commit()
+	if err != nil {
+		return fleet.Unreachable(ctx, err)
+	}
+	if !answer.Succeeded {
+		return ErrFenced
+	}
+	return nil
 }
 
 // supported returns an error if a host with a lease does not apply a kind.

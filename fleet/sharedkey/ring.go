@@ -39,7 +39,7 @@ type Config struct {
 	Keys     fleet.Keys
 	Identity fleet.Identity
 	Guard    func() clientv3.Cmp     // see [fleet/member.Session.Guard]
-	Lease    func() clientv3.LeaseID // of this host; 0: none
+	Lease    func() clientv3.LeaseID // of this host; 0: it has no lease
 	Hosts    func() int              // in the directory
 	Obtained func()                  // called when another host has answered
 	Log      *zap.Logger
@@ -185,7 +185,7 @@ func (r *Ring) hurry() {
 	}
 }
 
-// wrap reads the record of a host; the zero record if there is none.
+// wrap reads the record of a host; the zero record if it does not exist.
 func (r *Ring) wrap(ctx context.Context, host string) (fleet.Wrap, int64, error) {
 	text, revision, err := fleet.Get(ctx, r.Client, r.Keys.Wrap(host))
 	if err != nil || text == nil {
@@ -204,8 +204,8 @@ type Prepared struct {
 	Then []clientv3.Op
 }
 
-// Prepare returns the key that a change must seal secrets with. That is the present one, or a new one, which every member then has: if there
-// is none, if a host has left since the present one was made, or if this host does not have it.
+// Prepare returns the key that a change must seal secrets with. That is the present one, or a new one, which every member then has: for the
+// first change, if a host has left since the present one was made, or if this host does not have it.
 func (r *Ring) Prepare(ctx context.Context) (p Prepared, err error) {
 	for range attempts {
 		if p, err = r.prepare(ctx); !errors.Is(err, ErrContended) {
@@ -314,7 +314,7 @@ func (r *Ring) distribute(ctx context.Context, authority name.Secret, p Prepared
 				conditions = append(conditions, clientv3.Compare(clientv3.ModRevision(r.Keys.Wrap(w.host)), "=", w.revision))
 				ops = append(ops, clientv3.OpPut(r.Keys.Wrap(w.host), text))
 			}
-			if _, err := r.Client.Txn(ctx).If(conditions...).Then(ops...).Commit(); err != nil { // those of a failed one are due again
+			if _, err := r.Client.Txn(ctx).If(conditions...).Then(ops...).Commit(); err != nil { // the records of a failed transaction are due again
 				return fleet.Unreachable(ctx, err)
 			}
 		}

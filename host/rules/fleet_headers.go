@@ -9,8 +9,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/fleet"
-	"boxgate/fleet/node"
-	"boxgate/fleet/sharedkey"
+	"boxgate/fleet/shared"
 	"boxgate/host/change"
 	"boxgate/host/state"
 	"boxgate/policy"
@@ -21,7 +20,7 @@ import (
 // FleetHeaders has the header rules of the fleet; implemented by [boxgate/fleet/node.Shared].
 type FleetHeaders interface {
 	// OpenHeaders opens the rules among the objects of their kind.
-	OpenHeaders(objects map[string][]byte) (node.Headers, error)
+	OpenHeaders(objects map[string][]byte) (shared.HeaderRules, error)
 	// ChangeHeaders replaces the rules, and returns when they are in force on every host with a lease.
 	ChangeHeaders(ctx context.Context, least uint64, check func(version uint64) error, document []byte) (version uint64, err error)
 	// Founding is the ID of the fleet's founding: rules of another fleet are forgotten.
@@ -76,8 +75,8 @@ func (p *Service) SetFleetHeaders(ctx context.Context, rules []policy.HeaderRule
 	if err != nil {
 		return api.HeaderState{}, err
 	}
-	if len(text) > node.MaxHeaders {
-		return api.HeaderState{}, change.InvalidAt("", fmt.Sprintf("the header rules of a fleet have at most %d KiB; these have %d", node.MaxHeaders>>10, len(text)>>10))
+	if len(text) > shared.MaxHeaderRules {
+		return api.HeaderState{}, change.InvalidAt("", fmt.Sprintf("the header rules of a fleet have at most %d KiB; these have %d", shared.MaxHeaderRules>>10, len(text)>>10))
 	}
 	was := p.committedFleet()
 	version, err := p.fleetRules.ChangeHeaders(ctx, was.Version, func(version uint64) error {
@@ -105,9 +104,6 @@ func (p *Service) SetFleetHeaders(ctx context.Context, rules []policy.HeaderRule
 func (p *Service) ApplyFleetHeaders(objects map[string][]byte) error {
 	next, err := p.fleetRules.OpenHeaders(objects)
 	if err != nil {
-		if errors.Is(err, sharedkey.ErrNoKey) {
-			p.log.Warn("this host waits for the key of the fleet's header rules", zap.Error(err))
-		}
 		return err
 	}
 	p.changingGlobal.Lock()

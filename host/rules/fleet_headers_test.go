@@ -9,9 +9,7 @@ import (
 	"testing"
 
 	"boxgate/api"
-	"boxgate/fleet/node"
 	"boxgate/fleet/shared"
-	"boxgate/fleet/sharedkey"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/rule/header"
@@ -31,15 +29,15 @@ type rulesOfFleet struct {
 func (f *rulesOfFleet) Founding() string { return f.founding }
 func (f *rulesOfFleet) Fenced() bool     { return f.fenced.Load() }
 
-func (f *rulesOfFleet) OpenHeaders(objects map[string][]byte) (node.Headers, error) {
+func (f *rulesOfFleet) OpenHeaders(objects map[string][]byte) (shared.HeaderRules, error) {
 	if f.noKey {
-		return node.Headers{}, sharedkey.ErrNoKey
+		return shared.HeaderRules{}, errFake
 	}
 	document, ok := objects["rules"]
 	if !ok {
-		return node.Headers{}, nil
+		return shared.HeaderRules{}, nil
 	}
-	return node.Headers{Version: f.version, Document: document}, nil
+	return shared.HeaderRules{Version: f.version, Document: document}, nil
 }
 
 func (f *rulesOfFleet) ChangeHeaders(_ context.Context, least uint64, check func(uint64) error, document []byte) (uint64, error) {
@@ -205,7 +203,7 @@ func TestCopyOfFleetHeaders(t *testing.T) {
 		t.Errorf("before the fleet was followed: %q", got)
 	}
 	f.noKey = true
-	if err := g.ApplyFleetHeaders(nil); !errors.Is(err, sharedkey.ErrNoKey) || g.sends("b1", "one.example") != string(name.ReasonFleetFenced) {
+	if err := g.ApplyFleetHeaders(nil); !errors.Is(err, errFake) || g.sends("b1", "one.example") != string(name.ReasonFleetFenced) {
 		t.Errorf("without the key: %v, %q", err, g.sends("b1", "one.example"))
 	}
 	f.noKey, f.version = false, 2
@@ -276,7 +274,7 @@ func TestErrorsOfFleetHeaders(t *testing.T) {
 	if _, err := g.SetFleetHeaders(t.Context(), rules, &stale); !errors.Is(err, api.ErrPrecondition) {
 		t.Error(err)
 	}
-	for _, because := range []error{shared.ErrBehind, shared.ErrFenced, shared.ErrContended, shared.ErrUnsupported, sharedkey.ErrNoKey} {
+	for _, because := range []error{shared.ErrBehind, shared.ErrFenced, shared.ErrContended, shared.ErrUnsupported, errFake} {
 		f.fail = because
 		if _, err := g.SetFleetHeaders(t.Context(), rules, nil); !errors.Is(err, api.ErrUnavailable) || !strings.Contains(err.Error(), because.Error()) {
 			t.Errorf("%v: %v", because, err)

@@ -94,13 +94,7 @@ func withLeases(spec policy.Spec, leases []store.Lease) (_ policy.Spec, audit bo
 }
 
 // rules returns the header rules of the fleet merged with the global ones of this host, and these with the box's own. The latter take precedence.
-func (in inputs) rules() []policy.HeaderRule {
-	global := in.global
-	if len(in.fleet) > 0 {
-		global = policy.MergeHeaders(in.fleet, global)
-	}
-	return policy.MergeHeaders(global, in.headers)
-}
+func (in inputs) rules() []policy.HeaderRule { return policy.MergeHeaders(in.fleet, in.global, in.headers) }
 
 // Shared holds the policy inputs common to all boxes. The zero value protects every address. Safe for concurrent use.
 type Shared struct {

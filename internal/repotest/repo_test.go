@@ -104,7 +104,8 @@ fleet/certstore: policy fleet fleet/etcdtest fleet/pki internal/required
 fleet/directory: fleet fleet/etcdtest fleet/member
 fleet/etcdtest: fleet internal/testnet
 fleet/member: fleet fleet/etcdtest internal/nightly internal/required
-fleet/node: policy fleet fleet/certstore fleet/directory fleet/etcdtest fleet/member fleet/pki fleet/roster fleet/shared fleet/watch internal/fault internal/required
+fleet/sharedkey: policy fleet fleet/etcdtest fleet/pki fleet/roster fleet/watch internal/nightly internal/required
+fleet/node: policy fleet fleet/certstore fleet/directory fleet/etcdtest fleet/member fleet/pki fleet/roster fleet/shared fleet/sharedkey fleet/watch internal/fault internal/required
 fleet/pki: policy
 fleet/roster: policy fleet fleet/directory fleet/etcdtest fleet/pki
 fleet/shared: fleet fleet/etcdtest fleet/watch internal/nightly
