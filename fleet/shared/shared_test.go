@@ -136,12 +136,7 @@ func follow(t *testing.T, p *peer) *following {
 	if f.Current() {
 		t.Error("current before the first listing")
 	}
-	apply := map[Kind]Apply{}
-	for _, kind := range Kinds {
-		apply[kind] = func(map[string][]byte) error { return nil }
-	}
-	apply[APIKeys] = f.apply
-	f.Attach(apply)
+	f.Attach(map[Kind]Apply{APIKeys: f.apply})
 	follower, err := watch.New(watch.Config{Client: p.table.Client, Prefix: keysOfTest.Watched(), Apply: f.Follow, Log: zap.NewNop(), MaxKeys: 1000, MaxBytes: 1 << 20})
 	if err != nil {
 		t.Fatal(err)

@@ -94,7 +94,9 @@ func withLeases(spec policy.Spec, leases []store.Lease) (_ policy.Spec, audit bo
 }
 
 // rules returns the header rules of the fleet merged with the global ones of this host, and these with the box's own. The latter take precedence.
-func (in inputs) rules() []policy.HeaderRule { return policy.MergeHeaders(in.fleet, in.global, in.headers) }
+func (in inputs) rules() []policy.HeaderRule {
+	return policy.MergeHeaders(in.fleet, in.global, in.headers)
+}
 
 // Shared holds the policy inputs common to all boxes. The zero value protects every address. Safe for concurrent use.
 type Shared struct {

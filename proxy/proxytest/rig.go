@@ -130,7 +130,7 @@ func (r *Rig) enforce(spec policy.Spec, rules []policy.HeaderRule) {
 		rules = policy.OfFleet(rules)
 	}
 	c, err := policy.Compile(spec, policy.Options{
-		Fence: r.Fence,
+		Fence:   r.Fence,
 		Version: r.Box.Policy.Load().Version() + 1, Headers: rules, Protected: name.NewProtected(exempt, nil),
 		Source: r.From, Unusable: func(netip.Addr) string { return "" },
 	})
