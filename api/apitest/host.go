@@ -50,7 +50,7 @@ type Host struct {
 	Mu         sync.Mutex
 	ByID       map[policy.BoxID]*Box
 	Global     api.HeaderState
-	FleetRules api.HeaderState // its Fleet is true if the host is in a fleet
+	FleetRules api.HeaderState        // its Fleet is true if the host is in a fleet
 	Env        map[string]name.Secret // of new boxes
 	Created    []api.CreateRequest
 	Execs      []api.ExecRequest
