@@ -42,21 +42,23 @@ func TestAnswersOfHosts(t *testing.T) {
 	}
 }
 
-// TestCallsThatConcernAllHosts: a call that came from another host, or without a key, concerns the objects of this host.
+// TestCallsThatConcernAllHosts: a call that came from another host, or without a key of the fleet, concerns the objects of this host.
 func TestCallsThatConcernAllHosts(t *testing.T) {
 	t.Parallel()
 	var fleet struct{ Hosts }
 	for name, c := range map[string]struct {
 		hosts   Hosts
 		headers []string
+		local   bool // the key is one of this host alone
 		want    bool
 	}{
-		"a client":          {fleet, []string{api.KeyHeader, "key"}, true},
-		"without a fleet":   {nil, []string{api.KeyHeader, "key"}, false},
-		"without a key":     {fleet, nil, false},
-		"from another host": {fleet, []string{api.KeyHeader, "key", access.PeerHeader, "bbbbbb"}, false},
+		"a client":          {fleet, []string{api.KeyHeader, "key"}, false, true},
+		"without a fleet":   {nil, []string{api.KeyHeader, "key"}, false, false},
+		"without a key":     {fleet, nil, false, false},
+		"a key of the host": {fleet, []string{api.KeyHeader, "key"}, true, false},
+		"from another host": {fleet, []string{api.KeyHeader, "key", access.PeerHeader, "bbbbbb"}, false, false},
 	} {
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v2/box", http.NoBody)
+		r := httptest.NewRequestWithContext(api.WithCaller(t.Context(), api.Caller{Fleet: !c.local}), http.MethodGet, "/v2/box", http.NoBody)
 		for i := 0; i+1 < len(c.headers); i += 2 {
 			r.Header.Set(c.headers[i], c.headers[i+1])
 		}

@@ -94,11 +94,11 @@ func (a *API) mayLeave(r *http.Request) bool {
 
 // noKeyElsewhere refuses a call for a box of another host by a caller whom that host cannot know.
 func noKeyElsewhere(host string) error {
-	where := "another host"
+	where := "boxes of other hosts"
 	if host != "" {
-		where = "host " + host
+		where = "the box is on host " + host + " of the fleet, and boxes of other hosts"
 	}
-	return problem.Refuse(http.StatusForbidden, "boxes of %s need an API key of the fleet: the operator's key, other keys of this host alone, sessions at the dashboard that began with these or with an account, and users of the admin socket without a key reach the boxes of this host only", where)
+	return problem.Refuse(http.StatusForbidden, "%s need an API key of the fleet: the operator's key, other keys of this host alone, sessions at the dashboard that began with these or with an account, and users of the admin socket without a key reach the boxes of this host only", where)
 }
 
 // leaves returns an error unless a request may be sent to the host that has a box; "": the host is not chosen yet. A key of this host alone is

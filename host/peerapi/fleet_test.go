@@ -51,7 +51,7 @@ func (stranger) Peers() pki.Peers { return pki.Peers{} }
 func TestRefusedCallsAreCounted(t *testing.T) {
 	t.Parallel()
 	c := &Client{}
-	s := NewServer(ServerConfig{Fleet: stranger{}, API: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the call reached the API") }), Refused: c.CountRefused, Log: zap.NewNop()})
+	s := NewServer(ServerConfig{Fleet: stranger{}, API: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the call reached the API") }), Most: 100, Refused: c.CountRefused, Log: zap.NewNop()})
 	r := httptest.NewRequest(http.MethodGet, "/v2/box", nil)
 	r.TLS = &tls.ConnectionState{}
 	w := httptest.NewRecorder()

@@ -98,7 +98,7 @@ func newOwner(t *testing.T, most int) *owner {
 	t.Helper()
 	o := &owner{members: newMembers(t), begun: make(chan struct{}, 100), release: make(chan struct{}), ended: make(chan error, 100)}
 	own := o.members.join(t, "aaaaaa")
-	s := NewServer(ServerConfig{Fleet: o.members, Known: func(net.Conn) {}, Most: most, Log: zap.NewNop(), API: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := NewServer(ServerConfig{Fleet: o.members, Known: func(net.Conn) {}, Most: most, Refused: func() {}, Log: zap.NewNop(), API: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/wait" {
 			o.begun <- struct{}{}
 			select {

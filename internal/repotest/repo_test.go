@@ -275,7 +275,7 @@ host/urls: policy api config host/change host/handover host/handover/handovertes
 host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
 host: fleet fleet/directory fleet/node fleet/shared fleet/pki ui ui/session policy policy/dialect api api/access api/e2b api/e2b/token api/history api/members api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher llm preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid remote sshd kube api/harness
-ui: policy audit api api/access api/apitest api/server api/stream policy/authority ui/preview api/spec observe/replay api/boxes api/problem
+ui: policy audit api api/access api/apitest api/elsewhere api/server api/stream policy/authority ui/preview api/spec observe/replay api/boxes api/problem
 ui/session: policy quota api api/access internal/openid internal/peernet
 ui/pages: policy policy/authority rule/kinds audit quota api api/rest api/spec ui/preview
 ui/preview: policy audit api api/spec observe observe/lint observe/replay policy/authority policy/learn
