@@ -126,7 +126,7 @@ func TestDashboardOfAnotherHost(t *testing.T) {
 		return made
 	}
 	admin, reader := key("admin"), key("read-only")
-	own := a.signIn(j.key)
+	own := a.signIn(j.operator)
 	if _, page := own.get("/ui/"); strings.Contains(page, box) || !strings.Contains(page, "These are the boxes of this host") {
 		t.Errorf("with a key of the host alone: %s", page)
 	}

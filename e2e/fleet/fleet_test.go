@@ -50,7 +50,19 @@ func newHost(t *testing.T, endpoints ...string) *host {
 // command runs `gateway args...` in the gateway's namespace, where its control socket is, and returns its output.
 func (h *host) command(want int, stdin string, args ...string) string {
 	h.T.Helper()
+	return h.finish(want, stdin, h.Command(h.T.Context(), args...))
+}
+
+// commandAs runs a command with an API key, which must succeed.
+func (h *host) commandAs(key string, args ...string) string {
+	h.T.Helper()
 	cmd := h.Command(h.T.Context(), args...)
+	cmd.Env = append(cmd.Environ(), "BOXGATE_API_KEY="+key)
+	return h.finish(0, "", cmd)
+}
+
+func (h *host) finish(want int, stdin string, cmd *exec.Cmd) string {
+	h.T.Helper()
 	cmd.Stdin = strings.NewReader(stdin)
 	var out, errs strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &errs
@@ -59,7 +71,7 @@ func (h *host) command(want int, stdin string, args ...string) string {
 	}
 	_ = cmd.Wait()
 	if code := cmd.ProcessState.ExitCode(); code != want {
-		h.T.Fatalf("gateway %v: exit %d: %s%s", args, code, out.String(), errs.String())
+		h.T.Fatalf("gateway %v: exit %d: %s%s", cmd.Args[1:], code, out.String(), errs.String())
 	}
 	return out.String() + errs.String()
 }

@@ -45,7 +45,7 @@ func TestCallsToSeveralHosts(t *testing.T) {
 	var placed struct{ ID string }
 	a.command(0, "", "fleet", "cordon", a.id)
 	a.Until("the box is made on another host", func() bool {
-		text := a.command(0, "", "box", "create", "--placement", "spread", "--policy", "deny-all", "--json")
+		text := a.commandAs(j.key, "box", "create", "--placement", "spread", "--policy", "deny-all", "--json")
 		if err := json.Unmarshal([]byte(text), &placed); err != nil {
 			t.Fatal(text, err)
 		}
