@@ -3,6 +3,7 @@ package shared
 import (
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -115,6 +116,35 @@ func TestCurrentWhileAKindIsApplied(t *testing.T) {
 		if applied, _, _ := m.state(); !m.Current() || applied != revision {
 			t.Errorf("revision %d was applied: current %v, applied %d", revision, m.Current(), applied)
 		}
+	}
+}
+
+// TestCountsWhileKindsChange: metrics are read at any time, also while changes are followed and applied, and show the kinds that are not in force.
+func TestCountsWhileKindsChange(t *testing.T) {
+	t.Parallel()
+	m := newMirror(keysOfTest, []Kind{Policies, Headers}, zap.NewNop())
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				m.Counts()
+			}
+		}
+	}()
+	seen := -1
+	nothing := func(map[string][]byte) error { return nil }
+	m.Attach(map[Kind]Apply{Policies: nothing, Headers: func(map[string][]byte) error { _, seen = m.Counts(); return nil }})
+	for revision := int64(1); revision <= 20_000; revision++ {
+		m.Follow(watch.Change{Revision: revision, Set: []watch.Entry{{Key: prefixOf(keysOfTest, Headers) + strconv.FormatInt(revision%50, 10)}}})
+	}
+	close(stop)
+	<-done
+	if objects, pending := m.Counts(); seen != 1 || pending != 0 || objects[Headers] != 50 || objects[Policies] != 0 {
+		t.Errorf("%v objects, %d kinds pending, %d while one was applied", objects, pending, seen)
 	}
 }
 

@@ -36,6 +36,8 @@ type Mirror struct {
 	touched int64         // the revision of the last change of a kind, or of the last listing
 	applied int64         // the revision up to which all kinds are applied
 	changed chan struct{} // closed and replaced when applied changes
+	counts  map[Kind]int  // of objects
+	pending int           // number of kinds that are due
 }
 
 // NewMirror returns a mirror of all [Kinds], without objects.
@@ -46,6 +48,7 @@ func newMirror(keys fleet.Keys, kinds []Kind, log *zap.Logger) *Mirror {
 	for _, kind := range kinds {
 		m.objects[kind], m.due[kind] = map[string][]byte{}, true
 	}
+	m.count()
 	return m
 }
 
@@ -82,11 +85,12 @@ func (m *Mirror) Follow(c watch.Change) {
 		touched = touched || changed
 	}
 	m.revision = c.Revision
+	m.mu.Lock()
 	if touched {
-		m.mu.Lock()
 		m.touched = c.Revision
-		m.mu.Unlock()
 	}
+	m.count()
+	m.mu.Unlock()
 	m.applyLocked()
 }
 
@@ -117,6 +121,7 @@ func (m *Mirror) applyLocked() {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.count()
 	m.current = !failed
 	if !failed && m.applied != m.revision {
 		m.applied = m.revision
@@ -141,18 +146,23 @@ func (m *Mirror) Current() bool {
 	return m.current
 }
 
-// Counts returns the numbers of known objects by kind, and the number of kinds with objects that are not in force on this host.
+// count notes the result of [Mirror.Counts]. The caller holds applying and mu.
+func (m *Mirror) count() {
+	m.counts, m.pending = map[Kind]int{}, 0
+	for _, kind := range m.kinds {
+		m.counts[kind] = len(m.objects[kind])
+		if m.due[kind] {
+			m.pending++
+		}
+	}
+}
+
+// Counts returns the numbers of known objects by kind, which must not be changed, and the number of kinds with objects that are not in force
+// on this host. It does not wait while they are applied.
 func (m *Mirror) Counts() (objects map[Kind]int, pending int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	objects = map[Kind]int{}
-	for _, kind := range Kinds {
-		objects[kind] = len(m.objects[kind])
-		if m.due[kind] {
-			pending++
-		}
-	}
-	return objects, pending
+	return m.counts, m.pending
 }
 
 // state returns the revision up to which all kinds are applied, the last one of them that changed a kind, and a channel that is closed when
