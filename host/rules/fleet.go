@@ -354,7 +354,7 @@ func clip(text string) string {
 }
 
 // errBusy is the error of a change of the fleet for which other changes hold the locks.
-var errBusy = errors.New("other changes hold the boxes that follow a named policy of the fleet")
+var errBusy = errors.New("other changes hold boxes that take the rules of the fleet")
 
 // fleetPatience is how long the changes of the fleet that are applied together wait for other changes. Later ones of the fleet, such as of
 // API keys, wait for them.
@@ -368,10 +368,13 @@ type tryLocker interface {
 
 // lockWithin takes a lock unless it is not free before ctx is done. It does not starve while others take the lock in turn.
 func lockWithin(ctx context.Context, l tryLocker) bool {
-	if l.TryLock() {
+	switch {
+	case l.TryLock():
 		return true
-	}
-	if ctx.Err() != nil {
+	case ctx.Done() == nil:
+		l.Lock()
+		return true
+	case ctx.Err() != nil:
 		return false
 	}
 	locked := make(chan struct{})

@@ -100,13 +100,18 @@ func (p *Service) SetFleetHeaders(ctx context.Context, rules []policy.HeaderRule
 
 // ApplyFleetHeaders makes the rules of the fleet the ones in force on this host, as a [shared.Apply] does. Each box takes them in one step. The
 // copy in the store is written first, so that a start without etcd refuses requests to their hosts. An earlier version than the one in
-// force is not used, and closes the fence for the rules of the fleet, until a later one comes.
+// force is not used, and closes the fence for the rules of the fleet, until a later one comes. It does not wait for other changes for long, as
+// later ones of the fleet wait for it.
 func (p *Service) ApplyFleetHeaders(objects map[string][]byte) error {
 	next, err := p.fleetRules.OpenHeaders(objects)
 	if err != nil {
 		return err
 	}
-	p.changingGlobal.Lock()
+	waiting, cancel := context.WithTimeout(context.Background(), p.fleetPatience)
+	defer cancel()
+	if !lockWithin(waiting, &p.changingGlobal) {
+		return errBusy
+	}
 	defer p.changingGlobal.Unlock()
 	now := p.committedFleet()
 	switch {
@@ -129,7 +134,7 @@ func (p *Service) ApplyFleetHeaders(objects map[string][]byte) error {
 	}
 	p.setCommittedFleet(to)
 	p.shared.setFleet(rules)
-	if err := p.eachConnected(func(b *state.Box) error { return p.takeOrClose(b) }); err != nil {
+	if err := p.eachConnectedWithin(waiting, p.takeOrClose); err != nil {
 		return err
 	}
 	p.fleetBehind.Store(false)

@@ -5,11 +5,14 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"boxgate/api"
 	"boxgate/fleet/shared"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/rule/header"
@@ -55,7 +58,7 @@ func (f *rulesOfFleet) ChangeHeaders(_ context.Context, least uint64, check func
 func (g *gateway) inFleet(founding string) *rulesOfFleet {
 	g.t.Helper()
 	f := &rulesOfFleet{g: g, founding: founding}
-	g.fleetRules, g.shared.fence = f, g.fleetFence
+	g.fleetRules, g.shared.fence, g.fleetPatience = f, g.fleetFence, time.Minute
 	if err := g.loadFleetHeaders(); err != nil {
 		g.t.Fatal(err)
 	}
@@ -311,5 +314,46 @@ func TestBoxThatCannotTakeFleetHeaders(t *testing.T) {
 	}
 	if b.Connected() && g.sends("b1", "one.example") == "1" {
 		t.Errorf("the box has the earlier rules, and the host has acknowledged: %v", err)
+	}
+}
+
+// TestFleetHeadersThatWait: a box that another change holds, or a change of the rules of the host, does not hold up later changes of the fleet, such
+// as revoked keys, for longer than a time. The host is behind until then, and the other boxes have the rules.
+func TestFleetHeadersThatWait(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	f := g.inFleet("f1")
+	g.addBox("b1")
+	g.addBox("b2")
+	b, err := g.boxes.Find("b1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects := map[string][]byte{"rules": []byte(`{"one.example":{"X-Key":"v"}}`)}
+	f.version = 1
+	for _, held := range []sync.Locker{b, &g.changingGlobal} {
+		held.Lock()
+		g.fleetPatience = 10 * time.Millisecond
+		done := make(chan error, 1)
+		go func() { done <- g.ApplyFleetHeaders(objects) }()
+		select {
+		case err := <-done:
+			if !errors.Is(err, errBusy) || g.fleetKnown.Load() {
+				t.Errorf("%T is held: %v", held, err)
+			}
+		case <-time.After(time.Minute):
+			t.Errorf("%T is held, and the fleet waits", held)
+		}
+		if _, isBox := held.(*state.Box); isBox {
+			b2, err := g.boxes.Find("b2")
+			if err != nil || len(b2.Policy.Load().HeaderPatterns()) != 1 {
+				t.Errorf("the box that is not held does not have the rules: %v", err)
+			}
+		}
+		held.Unlock()
+	}
+	g.fleetPatience = time.Minute
+	if err := g.ApplyFleetHeaders(objects); err != nil || g.sends("b1", "one.example") != "v" {
+		t.Errorf("the locks are free: %v, %q", err, g.sends("b1", "one.example"))
 	}
 }

@@ -393,6 +393,12 @@ func (p *Service) stepOrRestore(b *state.Box, step func() error) error {
 // eachConnected calls f with the lock of each box that has a network, and continues after errors. Boxes whose lock is
 // held come last, so that the others do not wait for them.
 func (p *Service) eachConnected(f func(*state.Box) error) error {
+	return p.eachConnectedWithin(context.Background(), f)
+}
+
+// eachConnectedWithin is eachConnected for a change that must not wait for long: a box whose lock is not free before waiting is done is left out,
+// with [errBusy].
+func (p *Service) eachConnectedWithin(waiting context.Context, f func(*state.Box) error) error {
 	var errs []error
 	next := func(b *state.Box) {
 		defer b.Unlock()
@@ -409,7 +415,10 @@ func (p *Service) eachConnected(f func(*state.Box) error) error {
 		next(b)
 	}
 	for _, b := range busy {
-		b.Lock()
+		if !lockWithin(waiting, b) {
+			errs = append(errs, fmt.Errorf("%w: box %s", errBusy, b.ID))
+			continue
+		}
 		next(b)
 	}
 	return errors.Join(errs...)
