@@ -56,6 +56,7 @@ type Ring struct {
 	known map[string]name.Secret // by ID; see maxKnown
 	asks  map[string]string      // host → ID of the key that it asks for
 	want  string                 // ID of the key that this host lacks
+	asked string                 // ID of the key that this host has asked for, if the request may still be in etcd
 }
 
 // maxKnown bounds the keys in memory. All but the latest are needed for older objects only, which a restored backup of etcd may have.
@@ -165,8 +166,10 @@ func (r *Ring) learn(id string, key name.Secret) {
 	if len(r.known) >= maxKnown {
 		clear(r.known)
 	}
-	if r.known[id] = key; r.want == id {
+	r.known[id] = key
+	if r.want != "" { // another one that is still needed is asked for again, see [Ring.Get]
 		r.want = ""
+		r.hurry()
 	}
 }
 
@@ -466,7 +469,7 @@ func (r *Ring) Run(ctx context.Context) {
 func (r *Ring) busy() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.want != "" || len(r.asks) > 0
+	return r.want != "" || r.asked != "" || len(r.asks) > 0
 }
 
 // pause waits for news, or for most; 0: however long. It returns false if ctx is done.
@@ -533,16 +536,23 @@ func (r *Ring) commit(ctx context.Context, conditions []clientv3.Cmp, ops ...cli
 	return nil
 }
 
-// seek looks for the key that this host lacks, and asks the others for it if it is not there.
+// seek looks for the key that this host lacks, and asks the others for it if it is not there. It withdraws a request that is out of date.
 func (r *Ring) seek(ctx context.Context) {
 	r.mu.Lock()
-	id := r.want
+	id, asked := r.want, r.asked
 	r.mu.Unlock()
-	if id == "" {
+	if id == "" && asked == "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	ask := r.Keys.Asks() + r.Identity.Host
+	if id == "" {
+		if err := r.commit(ctx, []clientv3.Cmp{r.Guard()}, clientv3.OpDelete(ask)); err == nil {
+			r.setAsked("")
+		}
+		return
+	}
 	wrap, _, err := r.wrap(ctx, r.Identity.Host)
 	if err == nil && wrap.Shared[id] != nil {
 		if _, err = r.Get(ctx, id); err == nil {
@@ -550,10 +560,24 @@ func (r *Ring) seek(ctx context.Context) {
 			return
 		}
 	}
-	ask := r.Keys.Asks() + r.Identity.Host
-	if err := r.commit(ctx, []clientv3.Cmp{r.Guard(), clientv3.Compare(clientv3.CreateRevision(ask), "=", 0)}, clientv3.OpPut(ask, id, clientv3.WithLease(r.Lease()))); err == nil {
+	lease := r.Lease()
+	if lease == 0 { // etcd would keep the request without one
+		return
+	}
+	conditions := []clientv3.Cmp{r.Guard()}
+	if asked == id {
+		conditions = append(conditions, clientv3.Compare(clientv3.CreateRevision(ask), "=", 0))
+	}
+	if err := r.commit(ctx, conditions, clientv3.OpPut(ask, id, clientv3.WithLease(lease))); err == nil {
+		r.setAsked(id)
 		r.Log.Info("this host asks the others for the key of the fleet's secrets")
 	}
+}
+
+func (r *Ring) setAsked(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asked = id
 }
 
 // answer gives the present key to the hosts that ask for it.

@@ -262,6 +262,48 @@ func TestHostsWithoutTheKeyAsk(t *testing.T) {
 	})
 }
 
+// TestRequestsOutOfDate: a host that has asked for a key that no host has, as one that a stranger named, still gets the present key, and no request
+// stays after it has made a key.
+func TestRequestsOutOfDate(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.join("aaaaaa", nil)
+	p := w.prepare(a)
+	if !w.use(p) {
+		t.Fatal("no key")
+	}
+	b := w.join("bbbbbb", a)
+	asks := func(want string) func() bool {
+		return func() bool {
+			text, _, err := fleet.Get(t.Context(), w.roster.Client, w.keys.Asks()+"bbbbbb")
+			return err == nil && string(text) == want
+		}
+	}
+	lacks := func(id string) {
+		t.Helper()
+		if _, err := b.Get(t.Context(), id); !errors.Is(err, ErrNoKey) {
+			t.Fatal(err)
+		}
+	}
+	w.run(a)
+	w.run(b)
+	lacks("unknown")
+	etcdtest.Until(t, "the first request", asks("unknown"))
+	lacks(p.ID)
+	select {
+	case <-b.obtained:
+	case <-time.After(time.Minute):
+		t.Fatal("no present key")
+	}
+	lacks("lost")
+	etcdtest.Until(t, "a request", asks("lost"))
+	if _, err := w.roster.Client.Put(t.Context(), w.keys.Left(), "x"); err != nil { // as if a host left
+		t.Fatal(err)
+	}
+	w.prepare(b)
+	etcdtest.Until(t, "no request", asks(""))
+}
+
 // TestStrangersInEtcd: whoever writes to etcd without the authority's key gets no key by a host, a recipient or a request of their own, and gives no
 // key to a member.
 func TestStrangersInEtcd(t *testing.T) {
