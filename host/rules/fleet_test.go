@@ -507,6 +507,25 @@ func TestChangesOfTheFleetThatWait(t *testing.T) {
 	g.shared.named.changing.RUnlock()
 }
 
+// TestSameVersionThatIsNotStored: after etcd was restored, a stricter policy may have the version of the one in force. If its commit fails, the host
+// has not applied it, and does so later.
+func TestSameVersionThatIsNotStored(t *testing.T) {
+	t.Parallel()
+	f, hosts := newFleet(t, 1)
+	g := hosts[0]
+	f.records["web"], _ = json.Marshal(fleetRecord{Spec: denyAll, Version: g.named("web").Version, Host: g.hostID})
+	g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error {
+		g.kernel.Before = nil
+		return g.store.AbortNamed("web", []policy.BoxID{"b1", "b2"}) // nothing is left to commit
+	}
+	if err := f.apply(); err == nil || g.state("b1").mode != policy.ModeAllowAll {
+		t.Errorf("the commit failed: %v, %s", err, g.state("b1").mode)
+	}
+	if err := f.apply(); err != nil || g.state("b1").mode != policy.ModeDenyAll {
+		t.Errorf("again: %v, %s", err, g.state("b1").mode)
+	}
+}
+
 // TestForgedAuthorOfTheFleet: a record in etcd that names the operator's key of this host, or texts with control characters, is not taken for a
 // change that this key made.
 func TestForgedAuthorOfTheFleet(t *testing.T) {

@@ -285,7 +285,7 @@ func (p *Service) changeNamed(ctx context.Context, name string, next store.Polic
 		ApplyStored: func() (bool, error) {
 			err := p.applyStoredNamed(name, boxes, ids)
 			now, _ := p.shared.named.find(name)
-			return now.Version == next.Version, err
+			return now.Version == next.Version && now.Fleet == next.Fleet && now.Problem == next.Problem, err // versions of the fleet may come again
 		},
 	})
 	if err != nil {
