@@ -14,7 +14,7 @@ GATEFLAGS  ?=
 # Packages tested concurrently: more than cores, because tests often wait for a slot or a box.
 JOBS       ?= $(shell echo $$((3 * $$(nproc))))
 # Packages that take longest, by the time on an idle machine. The gate starts them first, so that none runs alone at the end.
-LONGEST    := ./e2e/attack ./e2e/lifecycle ./e2e/cli ./launcher ./e2e/fault ./firewall ./e2e/secrets ./e2e/sdk ./e2e/fidelity
+LONGEST    := ./e2e/attack ./e2e/lifecycle ./e2e/cli ./launcher ./e2e/fault ./firewall ./e2e/secrets ./e2e/sdk ./e2e/fleet ./e2e/fidelity
 PARTS      ?=
 MUTANTFLAGS ?=
 MUTANTLEDGER ?= bin/mutants.tsv
