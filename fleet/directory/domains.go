@@ -38,7 +38,7 @@ func (d Domain) Kept(now time.Time) bool {
 type By struct {
 	Key   string // ID of the API key
 	Admin bool   // it may have domains that are kept for other keys
-	// Member reports whether a host is a member. Claims of other hosts do not count.
+	// Member reports whether a host is a member, as far as this host knows. Claims of a host that is not, and has no record in etcd either, do not count.
 	Member func(host string) bool
 }
 
@@ -71,6 +71,7 @@ func (d Directory) ClaimDomains(ctx context.Context, domains []string, by By) er
 			return fleet.Unreachable(ctx, err)
 		}
 		conditions, then := []clientv3.Cmp{d.Guard()}, []clientv3.Op(nil)
+		left := map[string]bool{}
 		for i, domain := range domains {
 			revision := int64(0)
 			for _, kv := range found.Responses[i].GetResponseRange().Kvs {
@@ -82,8 +83,19 @@ func (d Directory) ClaimDomains(ctx context.Context, domains []string, by By) er
 				if err := d.mayTake(had, by, time.Now()); err != nil {
 					return fmt.Errorf("%s: %w", domain, err)
 				}
-				if had.Host == d.Host && had.Freed.IsZero() {
+				switch {
+				case !had.Freed.IsZero():
+				case had.Host == d.Host:
 					revision = -1
+				case left[had.Host]:
+				default:
+					if _, joined, err := fleet.Get(ctx, d.Client, d.Keys.Host(had.Host)); err != nil {
+						return err
+					} else if joined > 0 {
+						return fmt.Errorf("%s: %w: %s", domain, ErrDomainTaken, had.Host)
+					}
+					left[had.Host] = true // one condition for all its domains: etcd limits them
+					conditions = append(conditions, d.absent(had.Host))
 				}
 			}
 			if revision >= 0 {
@@ -118,9 +130,15 @@ func (d Directory) mayTake(had Domain, by By, now time.Time) error {
 	return nil
 }
 
-// ReplaceDomain replaces a claim, as of its revision, with another one of this host; nil deletes it. A claim that has changed since stays, which is
-// no error: whoever follows the claims sees the new one.
-func (d Directory) ReplaceDomain(ctx context.Context, domain string, revision int64, with *Domain) error {
+// absent is the condition that a host has no record. A host follows claims and records apart, so it may know the claim of a host that has just
+// joined before its record; and it takes hosts of later versions for none.
+func (d Directory) absent(host string) clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(d.Keys.Host(host)), "=", 0)
+}
+
+// ReplaceDomain replaces a claim, as of its revision, with another one of this host; nil deletes it. A claim that has changed since stays, and so does
+// one of another host that has a record. Neither is an error: whoever follows the claims and the hosts sees the new ones.
+func (d Directory) ReplaceDomain(ctx context.Context, domain string, claim Claim, with *Domain) error {
 	key := d.domainKey(domain)
 	change := clientv3.OpDelete(key)
 	if with != nil {
@@ -130,7 +148,11 @@ func (d Directory) ReplaceDomain(ctx context.Context, domain string, revision in
 		}
 		change = clientv3.OpPut(key, text)
 	}
-	answer, err := d.Client.Txn(ctx).If(d.Guard(), clientv3.Compare(clientv3.ModRevision(key), "=", revision)).Then(change).Else(clientv3.OpGet(d.Keys.Presence(d.Host))).Commit()
+	conditions := []clientv3.Cmp{d.Guard(), clientv3.Compare(clientv3.ModRevision(key), "=", claim.Revision)}
+	if claim.Host != d.Host {
+		conditions = append(conditions, d.absent(claim.Host))
+	}
+	answer, err := d.Client.Txn(ctx).If(conditions...).Then(change).Else(clientv3.OpGet(d.Keys.Presence(d.Host))).Commit()
 	switch {
 	case err != nil:
 		return fleet.Unreachable(ctx, err)

@@ -93,7 +93,7 @@ func TestFreedDomainIsKept(t *testing.T) {
 	claim := func(d Directory, by By) error { return d.ClaimDomains(t.Context(), []string{"app.example"}, by) }
 	free := func(d Directory, at time.Time) {
 		t.Helper()
-		if err := d.ReplaceDomain(t.Context(), "app.example", claimOf(t, c, "app.example").Revision, &Domain{Host: d.Host, Key: "first", Freed: at}); err != nil {
+		if err := d.ReplaceDomain(t.Context(), "app.example", claimOf(t, c, "app.example"), &Domain{Host: d.Host, Key: "first", Freed: at}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -118,18 +118,31 @@ func TestFreedDomainIsKept(t *testing.T) {
 	if err := claim(b, other); err != nil {
 		t.Errorf("after a week: %v", err)
 	}
-	if err := claim(a, By{Key: "first", Member: members("aaaaaa")}); err != nil {
+	unheard := By{Key: "first", Member: members("aaaaaa")} // of host b, which has joined just now
+	if err := claim(a, unheard); !errors.Is(err, ErrDomainTaken) {
+		t.Errorf("of a host of which this one has not heard yet: %v", err)
+	}
+	theirs := claimOf(t, c, "app.example")
+	if err := a.ReplaceDomain(t.Context(), "app.example", theirs, nil); err != nil || claimOf(t, c, "app.example") != theirs {
+		t.Errorf("deletes the claim of a host of which this one has not heard yet: %v", err)
+	}
+	if _, err := c.Delete(t.Context(), keys.Host("bbbbbb")); err != nil {
+		t.Fatal(err)
+	}
+	if err := claim(a, unheard); err != nil {
 		t.Errorf("of a host that left: %v", err)
 	}
 	had := claimOf(t, c, "app.example")
-	if err := b.ReplaceDomain(t.Context(), "app.example", had.Revision-1, nil); err != nil || claimOf(t, c, "app.example") != had {
+	earlier := had
+	earlier.Revision--
+	if err := a.ReplaceDomain(t.Context(), "app.example", earlier, nil); err != nil || claimOf(t, c, "app.example") != had {
 		t.Errorf("a claim that has changed: %v", err)
 	}
 	session.Close()
 	if err := b.ClaimDomains(t.Context(), []string{"other.example"}, by); !errors.Is(err, ErrFenced) {
 		t.Errorf("a host without its lease: %v", err)
 	}
-	if err := b.ReplaceDomain(t.Context(), "app.example", had.Revision, nil); !errors.Is(err, ErrFenced) || claimOf(t, c, "app.example") != had {
+	if err := b.ReplaceDomain(t.Context(), "app.example", had, nil); !errors.Is(err, ErrFenced) || claimOf(t, c, "app.example") != had {
 		t.Errorf("a host without its lease: %v", err)
 	}
 }

@@ -160,7 +160,7 @@ func (d *Domains) release(ctx context.Context, own directory.Directory, domain s
 		return nil
 	}
 	if claim.Host != own.Host {
-		return own.ReplaceDomain(ctx, domain, claim.Revision, nil)
+		return own.ReplaceDomain(ctx, domain, claim, nil)
 	}
 	key, at, err := d.Freed(domain)
 	if err != nil {
@@ -169,9 +169,9 @@ func (d *Domains) release(ctx context.Context, own directory.Directory, domain s
 	kept := directory.Domain{Host: own.Host, Key: key, Freed: at}
 	switch {
 	case !kept.Kept(now):
-		return own.ReplaceDomain(ctx, domain, claim.Revision, nil)
+		return own.ReplaceDomain(ctx, domain, claim, nil)
 	case claim.Key == key && claim.Freed.Equal(at):
 		return nil
 	}
-	return own.ReplaceDomain(ctx, domain, claim.Revision, &kept)
+	return own.ReplaceDomain(ctx, domain, claim, &kept)
 }
