@@ -28,7 +28,8 @@ type Fleet interface {
 	Owner(host string) (id string, ok bool)
 	// Dial connects to the public URLs of a host, and sends the header of a connection of a visitor to a host name, and first.
 	Dial(ctx context.Context, owner, host string, from, to netip.AddrPort, first []byte) (*net.TCPConn, error)
-	// Membership identifies another host that takes visitors, as a member with its key; false: there is no such host.
+	// Membership identifies another host that takes visitors, as a member with its key, and the certificate that Connect shows it, which expires
+	// while connections are in use; false: there is no such host.
 	Membership(host string) (membership string, ok bool)
 	// Connect connects to another host by TLS with the certificates of both, for requests of the visitor From to the host name Name. Mode is
 	// that of the requests, and protocol the version of HTTP, as in ALPN. It sets the other fields of the header.

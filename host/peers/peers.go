@@ -155,7 +155,11 @@ func (p *Peers) Membership(host string) (membership string, ok bool) {
 		return "", false
 	}
 	key, ok := p.Hosts.VisitorPeers().Known(host)
-	return host + "." + hex.EncodeToString(key), ok
+	membership = host + "." + hex.EncodeToString(key)
+	if own, err := p.Hosts.Certificate(); err == nil { // without one, Connect fails
+		membership += "." + own.Leaf.SerialNumber.Text(62)
+	}
+	return membership, ok
 }
 
 // Connect implements [boxgate/ingress.Fleet].

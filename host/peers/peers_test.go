@@ -38,6 +38,7 @@ type directory struct {
 	left   map[string]bool
 	keys   map[string][]byte // fingerprints
 	certs  map[string]*tls.Certificate
+	issuer map[string]pki.Issuer
 	claims map[string]string // hosts by the domains of their own
 }
 
@@ -49,13 +50,22 @@ func (d *directory) enter(t testing.TB, host string) {
 		t.Fatal(err)
 	}
 	issuer := pki.Issuer{Host: host, HostKey: key, Authority: d.authority.PEM(), AuthorityKey: func(context.Context) (name.Secret, error) { return d.authority.Key() }}
-	cert, err := issuer.Issue(t.Context(), time.Now())
+	d.mu.Lock()
+	d.keys[host], d.issuer[host] = fingerprint, issuer
+	d.mu.Unlock()
+	d.renew(t, host)
+}
+
+// renew gives a host another certificate for its key.
+func (d *directory) renew(t testing.TB, host string) {
+	t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	cert, err := d.issuer[host].Issue(t.Context(), time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.keys[host], d.certs[host] = fingerprint, cert
+	d.certs[host] = cert
 }
 
 // leave removes a host.
@@ -217,7 +227,7 @@ func newDirectory(t testing.TB) *directory {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &directory{authority: authority, at: map[string]netip.AddrPort{}, left: map[string]bool{}, keys: map[string][]byte{}, certs: map[string]*tls.Certificate{}, claims: map[string]string{}}
+	return &directory{authority: authority, at: map[string]netip.AddrPort{}, left: map[string]bool{}, keys: map[string][]byte{}, certs: map[string]*tls.Certificate{}, issuer: map[string]pki.Issuer{}, claims: map[string]string{}}
 }
 
 // address is the application: it answers with the visitor's address.

@@ -315,6 +315,27 @@ func TestHostThatLeavesPassesNoRequestOn(t *testing.T) {
 	}
 }
 
+// TestCertificateRenewed: the other host refuses requests over a connection whose certificate has expired, and connections in use never end. So
+// requests leave a connection once this host has another certificate.
+func TestCertificateRenewed(t *testing.T) {
+	t.Parallel()
+	d := newDirectory(t)
+	a := newHost(t, d, "aaaaaa", nil, behind)
+	newHost(t, d, "bbbbbb", application("bbbbbb"), nil)
+	c := over(t, a, "198.51.100.7:4711", true)
+	for request, connections := range []uint64{1, 1, 2, 2} {
+		if request == 2 {
+			d.renew(t, "aaaaaa")
+		}
+		if text, err := get(c, nameOf("bbbbbb")); err != nil {
+			t.Fatalf("%q, %v", text, err)
+		}
+		if n := a.peers.passed.Load(); n != connections {
+			t.Fatalf("%d connections, want %d", n, connections)
+		}
+	}
+}
+
 // TestRequestsPassedOnAreBounded: requests to one host take part of the places, and the host's own URLs keep theirs. A host that does not answer
 // is a 502.
 func TestRequestsPassedOnAreBounded(t *testing.T) {
