@@ -42,6 +42,7 @@ type Domains struct {
 
 	changes   sync.Mutex           // held while a claim is given up, and while a domain becomes pending
 	pending   map[string]int       // domains that are claimed, and not served yet; guarded by changes
+	given     map[string]int64     // revisions of claims that were given up, perhaps without an answer, and may be among the known ones; guarded by changes
 	conflicts map[string]time.Time // domains that this host serves, and another has claimed: when that was found; used by sync alone
 	checked   time.Time            // when the freed domains were last compared with the store; likewise
 }
@@ -51,7 +52,7 @@ const checkFreedEvery = time.Minute
 
 // NewDomains returns the domains of a host.
 func NewDomains(c DomainsConfig) *Domains {
-	return &Domains{DomainsConfig: c, pending: map[string]int{}, conflicts: map[string]time.Time{}}
+	return &Domains{DomainsConfig: c, pending: map[string]int{}, given: map[string]int64{}, conflicts: map[string]time.Time{}}
 }
 
 // Claim claims domains for an API key, all or not one, before they are stored. Call done once they are served, or will not be. A domain that another
@@ -64,7 +65,7 @@ func (d *Domains) Claim(ctx context.Context, domains []string, key string, admin
 	d.hold(domains, 1)
 	done = sync.OnceFunc(func() { d.hold(domains, -1) })
 	own := d.Fleet.Directory()
-	if known, _ := d.Fleet.Claims(); !slices.ContainsFunc(domains, func(domain string) bool { return known[domain].Host != own.Host || !known[domain].Freed.IsZero() }) {
+	if d.has(own.Host, domains) {
 		return done, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
@@ -79,6 +80,17 @@ func (d *Domains) Claim(ctx context.Context, domains []string, key string, admin
 	}
 	done()
 	return nil, &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "the domains could not be claimed in the fleet, and the public URL was not changed: its directory does not answer, or this host is cut off from it"}
+}
+
+// has reports whether a host, this one, has all of the domains in use.
+func (d *Domains) has(host string, domains []string) bool {
+	known, _ := d.Fleet.Claims()
+	d.changes.Lock()
+	defer d.changes.Unlock()
+	return !slices.ContainsFunc(domains, func(domain string) bool {
+		claim := known[domain]
+		return claim.Host != host || !claim.Freed.IsZero() || claim.Revision == d.given[domain]
+	})
 }
 
 // hold counts domains as pending, or no longer.
@@ -132,6 +144,9 @@ func (d *Domains) sync(ctx context.Context, now time.Time) error {
 			return err
 		}
 	}
+	d.changes.Lock()
+	maps.DeleteFunc(d.given, func(domain string, revision int64) bool { return claims[domain].Revision != revision })
+	d.changes.Unlock()
 	served := d.Served()
 	for _, domain := range slices.Sorted(maps.Keys(served)) {
 		if claim := claims[domain]; claim.Host == own.Host && claim.Freed.IsZero() || now.Sub(d.conflicts[domain]) < conflictEvery {
@@ -169,9 +184,11 @@ func (d *Domains) release(ctx context.Context, own directory.Directory, domain s
 	kept := directory.Domain{Host: own.Host, Key: key, Freed: at}
 	switch {
 	case !kept.Kept(now):
+		d.given[domain] = claim.Revision
 		return own.ReplaceDomain(ctx, domain, claim, nil)
 	case claim.Key == key && claim.Freed.Equal(at):
 		return nil
 	}
+	d.given[domain] = claim.Revision
 	return own.ReplaceDomain(ctx, domain, claim, &kept)
 }

@@ -174,11 +174,15 @@ type hostClaims struct {
 	hostDirectory
 	t       *testing.T
 	members map[string]bool
+	late    *map[string]directory.Claim // the known claims, if they are not the present ones; nil: they are
 }
 
 func (c hostClaims) IsMember(host string) bool { return c.members[host] }
 
 func (c hostClaims) Claims() (map[string]directory.Claim, bool) {
+	if c.late != nil && *c.late != nil {
+		return *c.late, true
+	}
 	answer, err := c.d.Client.Get(c.t.Context(), c.d.Keys.Domains(), clientv3.WithPrefix())
 	if err != nil {
 		c.t.Error(err)
@@ -202,7 +206,7 @@ func TestClaimsFollowTheDomains(t *testing.T) {
 	d := unguarded(t)
 	other := d
 	other.Host = "bbbbbb"
-	claims := hostClaims{hostDirectory{d, new(node.Epoch)}, t, map[string]bool{"aaaaaa": true, "bbbbbb": true}}
+	claims := hostClaims{hostDirectory{d, new(node.Epoch)}, t, map[string]bool{"aaaaaa": true, "bbbbbb": true}, new(map[string]directory.Claim)}
 	served, freed := map[string]string{"old.example": "key"}, map[string]time.Time{}
 	n := NewDomains(DomainsConfig{
 		Fleet: claims, Log: zap.NewNop(), Served: func() map[string]string { return served },
@@ -231,7 +235,18 @@ func TestClaimsFollowTheDomains(t *testing.T) {
 		t.Errorf("by another host: %v", err)
 	}
 	done()
+	before, _ := claims.Claims()
 	expect("its URL was not stored", "new.example", "", false)
+	*claims.late = before // the host has not heard of its own change yet
+	if done, err = n.Claim(t.Context(), []string{"new.example"}, "key", false); err != nil {
+		t.Fatal(err)
+	}
+	*claims.late = nil
+	if all, _ := claims.Claims(); all["new.example"].Host != "aaaaaa" {
+		t.Errorf("claimed again at once: %+v", all["new.example"])
+	}
+	done()
+	expect("its URL was not stored again", "new.example", "", false)
 	delete(served, "old.example")
 	freed["old.example"] = now.Add(3 * checkFreedEvery)
 	expect("its URL is deleted", "old.example", "aaaaaa", true)
