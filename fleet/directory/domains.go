@@ -87,12 +87,9 @@ func (d Directory) ClaimDomains(ctx context.Context, domains []string, by By) er
 				case !had.Freed.IsZero():
 				case had.Host == d.Host:
 					revision = -1
-				case left[had.Host]:
-				default:
-					if _, joined, err := fleet.Get(ctx, d.Client, d.Keys.Host(had.Host)); err != nil {
-						return err
-					} else if joined > 0 {
-						return fmt.Errorf("%s: %w: %s", domain, ErrDomainTaken, had.Host)
+				case !left[had.Host]:
+					if err := d.hasLeft(ctx, had.Host); err != nil {
+						return fmt.Errorf("%s: %w", domain, err)
 					}
 					left[had.Host] = true // one condition for all its domains: etcd limits them
 					conditions = append(conditions, d.absent(had.Host))
@@ -130,8 +127,17 @@ func (d Directory) mayTake(had Domain, by By, now time.Time) error {
 	return nil
 }
 
+// hasLeft returns an error if a host has a record in etcd.
+func (d Directory) hasLeft(ctx context.Context, host string) error {
+	_, joined, err := fleet.Get(ctx, d.Client, d.Keys.Host(host))
+	if err == nil && joined > 0 {
+		err = fmt.Errorf("%w: %s", ErrDomainTaken, host)
+	}
+	return err
+}
+
 // absent is the condition that a host has no record. A host follows claims and records apart, so it may know the claim of a host that has just
-// joined before its record; and it takes hosts of later versions for none.
+// joined before its record; and it does not take hosts of later versions for members.
 func (d Directory) absent(host string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(d.Keys.Host(host)), "=", 0)
 }

@@ -12,8 +12,9 @@ import (
 	"time"
 )
 
-// Passed is the connection of a visitor that one host of a fleet passes on to the public URLs of another. It is sent as a header of version 2 of the PROXY protocol (haproxy's proxy-protocol.txt) with two extensions: the host name, as PP2_TYPE_AUTHORITY, and one of
-// the range for experiments that proves the sender.
+// Passed is the connection of a visitor that one host of a fleet passes on to the public URLs of another. It is sent as a header of version 2
+// of the PROXY protocol (haproxy's proxy-protocol.txt) with two extensions: the host name, as PP2_TYPE_AUTHORITY, and one of the range for
+// experiments that proves the sender.
 type Passed struct {
 	From     netip.AddrPort // the visitor
 	To       netip.AddrPort // the address that the visitor has connected to

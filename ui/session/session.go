@@ -1,8 +1,8 @@
 // Package session signs people in to the dashboard, with an API key or at an identity provider, and keeps their sessions in memory.
 //
-// The cookie of a session is random, and only its hash is kept. A key of a fleet is in a second cookie, sealed with a key of this process. A session with a key has the permissions of that key as it is now: it
-// ends when the key does, when the key changes, or after twelve hours. One of an identity provider ends when the ID token expires, if
-// that is earlier.
+// The cookie of a session is random, and only its hash is kept. A key of a fleet is in a second cookie, sealed with a key of this process.
+// A session with a key has the permissions of that key as it is now: it ends when the key does, when the key changes, or after twelve hours.
+// One of an identity provider ends when the ID token expires, if that is earlier.
 package session
 
 import (
