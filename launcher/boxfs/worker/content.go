@@ -248,7 +248,7 @@ func overwrite(target string, own bool, from *os.File) error {
 	if _, err := from.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	to, fi, err := openRegular(target, os.O_WRONLY|os.O_TRUNC)
+	to, fi, err := openRegular(target, os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW) // a link here was put there after follow
 	if err != nil {
 		return err
 	}

@@ -288,3 +288,24 @@ func TestAttributesAreBounded(t *testing.T) {
 		t.Errorf("a list has %d bytes of attributes", total)
 	}
 }
+
+// TestAttackLateLinksAreNotOverwritten: a link that replaces a file after its path was followed leads no content elsewhere.
+func TestAttackLateLinksAreNotOverwritten(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	kept, link := dir+"/kept", dir+"/link"
+	if err := errors.Join(os.WriteFile(kept, []byte("kept"), 0o600), os.WriteFile(dir+"/new", []byte("new"), 0o600), os.Symlink(kept, link)); err != nil {
+		t.Fatal(err)
+	}
+	from, err := os.Open(dir + "/new")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	if err := overwrite(link, false, from); !errors.Is(err, unix.ELOOP) {
+		t.Error(err)
+	}
+	if got, err := os.ReadFile(kept); string(got) != "kept" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+}
