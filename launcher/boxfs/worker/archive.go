@@ -181,8 +181,11 @@ func (u *unpacker) addEntry(h *tar.Header) error {
 	switch at := path.Clean(h.Name); h.Typeflag {
 	case tar.TypeDir:
 		real, err := realDir(at)
+		if err != nil || real != at && os.Getuid() == 0 {
+			return err // the permissions of a directory behind a link are not of the archive's making, and root may change all
+		}
 		u.dirs = append(u.dirs, deferredEntry{at: real, mode: fs.FileMode(h.Mode).Perm()})
-		return err
+		return nil
 	case tar.TypeReg:
 		return write(at, fs.FileMode(h.Mode).Perm(), false, u.r)
 	case tar.TypeSymlink:
@@ -223,11 +226,24 @@ func (u *unpacker) makeLinks() error {
 
 func (u *unpacker) setModes() error {
 	for _, d := range slices.Backward(u.dirs) {
-		if err := os.Chmod(d.at, d.mode); err != nil {
+		if err := setMode(d.at, d.mode); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// setMode sets the permissions of a directory. For root, whom every file obeys, a link that has been put into its path since is refused.
+func setMode(at string, mode fs.FileMode) error {
+	if os.Getuid() != 0 {
+		return os.Chmod(at, mode)
+	}
+	fd, err := unix.Openat2(unix.AT_FDCWD, at, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Fchmod(fd, uint32(mode.Perm()))
 }
 
 // symlink makes a symbolic link, and replaces an existing one.

@@ -250,3 +250,34 @@ func FuzzUnpack(f *testing.F) {
 		}
 	})
 }
+
+// TestAttackArchivesOfRootChangeNoOtherDirectories: a link in a directory, there before or put there meanwhile, leads no permissions of root's
+// archive elsewhere.
+func TestAttackArchivesOfRootChangeNoOtherDirectories(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("not root")
+	}
+	closed := t.TempDir()
+	t.Chdir(t.TempDir())
+	if err := errors.Join(os.Chmod(closed, 0o700), os.Symlink(closed, "link")); err != nil {
+		t.Fatal(err)
+	}
+	late := unpacker{dirs: []deferredEntry{{at: "link", mode: 0o777}}}
+	if err := late.setModes(); err == nil {
+		t.Error("a late link was followed")
+	}
+	var u unpacker
+	for _, name := range []string{"link/", "made/"} {
+		if err := u.addEntry(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o777}); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := u.setModes(); err != nil {
+		t.Error(err)
+	}
+	for path, want := range map[string]fs.FileMode{closed: 0o700, "made": 0o777} {
+		if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v, want %v", path, fi.Mode(), err, want)
+		}
+	}
+}
