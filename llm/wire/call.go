@@ -220,7 +220,7 @@ func (r *request) key(place []byte) {
 	case (parent == "tools/[]" || parent == "additionalModelRequestFields/tools/[]") && bare(key) == "model":
 		r.flaw = ErrTool
 		return
-	case parent == "" && (bare(key) == "fallbacks" || bare(key) == "fallback"):
+	case (parent == "" || parent == "additionalModelRequestFields") && (bare(key) == "fallbacks" || bare(key) == "fallback"):
 		r.flaw = ErrFallbacks
 		return
 	}

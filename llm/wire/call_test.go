@@ -122,6 +122,7 @@ func TestCallsThatServersReadDifferently(t *testing.T) {
 		{llm.OpenAI, chat, "", `{"model":"a","fallbacks":["b"]}`, ErrFallbacks},
 		{llm.Anthropic, messages, "", `{"model":"a","fallbacks":[{"model":"b"}]}`, ErrFallbacks},
 		{llm.Anthropic, messages, "", `{"model":"a","fallback":"default"}`, ErrFallbacks},
+		{llm.Bedrock, "/model/anthropic.a/converse", "", `{"additionalModelRequestFields":{"fallbacks":[{"model":"b"}]}}`, ErrFallbacks},
 		{llm.OpenAI, "/v1/responses", "", `{"model":"a","tools":[{"type":"image_generation","model":"b"}]}`, ErrTool},
 		{llm.Anthropic, messages, "", `{"model":"a","tools":[{"type":"advisor","mod\u0065l":"b"}]}`, ErrTool},
 		{llm.OpenAI, chat, "", `{"model":null}`, ErrModel},
