@@ -962,6 +962,14 @@ var (
 	ErrUnavailable  = errors.New("not available at the moment")                          // 503
 )
 
+// Sentences of [ErrUnavailable] errors of calls that have made something, or may have. In a fleet such a call is not made again on another host, which
+// knows the call's outcome by the sentence: E2B's dialect shows nothing else.
+const (
+	NotRecorded = "the request was carried out, but its outcome could not be written to the audit trail"
+	Continues   = "its creation continues"
+	Remains     = "its remains must be deleted"
+)
+
 // ErrNotStarted is the [ErrUnavailable] of a command that cannot be started, such as a program that does not exist.
 var ErrNotStarted = fmt.Errorf("the command cannot be started: %w", ErrUnavailable)
 

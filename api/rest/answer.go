@@ -104,7 +104,7 @@ func (a Answerer) failure(w http.ResponseWriter, r *http.Request, err error) (st
 
 // recordFailed is the response to a request that was executed, but whose result could not be written to the audit trail.
 func recordFailed(err error) error {
-	return &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "the request was carried out, but its outcome could not be written to the audit trail: " +
+	return &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: api.NotRecorded + ": " +
 		"make room on the disk of state_dir, and look at what the request has changed before you repeat it"}
 }
 

@@ -267,6 +267,22 @@ func TestPlacementOfBoxes(t *testing.T) {
 	on(nil, 503, spread)
 }
 
+// TestBoxIsMadeOnceWithoutTheTrail: a host that has made the box, and cannot record that, answers 503. No other host makes another one.
+func TestBoxIsMadeOnceWithoutTheTrail(t *testing.T) {
+	t.Parallel()
+	a, f := ofFleet(t, func(c *Config) { c.Spread = true })
+	b := serve(t, func(c *Config) { c.Trail = &noTrail{left: 1} }) // the call but not its outcome
+	f.hosts["bbbbbb"], f.place = b, []string{"bbbbbb", "cccccc", ""}
+	got := a.Call(t, "POST", "/v2/box", `{}`)
+	if made := len(b.host.Created) + len(f.hosts["cccccc"].host.Created) + len(a.host.Created); made != 1 || got.StatusCode != 503 || !strings.Contains(got.Text, "was carried out") {
+		t.Errorf("%d boxes were made: %s %s", made, got.Status, got.Text)
+	}
+	// The next call is refused before anything is made.
+	if got := a.Call(t, "POST", "/v2/box", `{}`); got.StatusCode != 201 || len(f.hosts["cccccc"].host.Created) != 1 {
+		t.Errorf("%s %s", got.Status, got.Text)
+	}
+}
+
 // TestPlacementByTheConfiguration: keys of one host, which the others do not know, make boxes there.
 func TestPlacementByTheConfiguration(t *testing.T) {
 	t.Parallel()

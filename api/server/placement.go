@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"boxgate/api"
 	"boxgate/api/access"
@@ -60,7 +61,8 @@ func (a *API) spread(w *rest.Writer, r, original *http.Request, placement string
 	return true
 }
 
-// taken sends a creation to a host. It returns false, without an answer to the client, if the host has not begun it or does not take the box.
+// taken sends a creation to a host. It returns false, without an answer to the client, if the host has not begun it, or does not take the box and has
+// made nothing.
 func (a *API) taken(w *rest.Writer, r *http.Request, host string, fail func(error)) bool {
 	sent := &watched{Reader: r.Body}
 	r = r.WithContext(r.Context())
@@ -68,22 +70,25 @@ func (a *API) taken(w *rest.Writer, r *http.Request, host string, fail func(erro
 	try := &trial{ResponseWriter: w, header: w.Header().Clone()}
 	again := false
 	a.Elsewhere.Forward(try, r, host, func(err error) {
-		if again = !sent.read && r.Context().Err() == nil; !again {
+		if again = !sent.read.Load() && r.Context().Err() == nil; !again {
 			fail(err)
 		}
 	})
-	return !again && !try.refused
+	if again || !try.refused {
+		return !again
+	}
+	return try.shown()
 }
 
-// watched is a body that notes whether it was read.
+// watched is a body that notes whether it was read. The transport may still read it when the call has failed.
 type watched struct {
 	io.Reader
-	read bool
+	read atomic.Bool
 }
 
 // Read implements [io.Reader].
 func (b *watched) Read(p []byte) (int, error) {
-	b.read = true
+	b.read.Store(true)
 	return b.Reader.Read(p)
 }
 
@@ -93,6 +98,26 @@ type trial struct {
 	header  http.Header
 	begun   bool
 	refused bool
+	status  int
+	told    []byte // of the refusal
+}
+
+// mostTold bounds the kept part of a refusal in bytes.
+const mostTold = 16 << 10
+
+// shown gives the client the refusal of a host that has made something, or may have, and reports whether it is one.
+func (t *trial) shown() bool {
+	for _, sentence := range []string{api.NotRecorded, api.Continues, api.Remains} {
+		if bytes.Contains(t.told, []byte(sentence)) {
+			clear(t.ResponseWriter.Header())
+			maps.Copy(t.ResponseWriter.Header(), t.header)
+			t.ResponseWriter.Header().Del("Content-Length") // a longer one is cut
+			t.ResponseWriter.WriteHeader(t.status)
+			_, _ = t.ResponseWriter.Write(t.told)
+			return true
+		}
+	}
+	return false
 }
 
 // Header implements [http.ResponseWriter].
@@ -104,7 +129,7 @@ func (t *trial) WriteHeader(status int) {
 		return
 	}
 	if t.begun = status >= http.StatusOK; status == http.StatusServiceUnavailable || status == http.StatusInsufficientStorage {
-		t.refused = true
+		t.refused, t.status = true, status
 		return
 	}
 	clear(t.ResponseWriter.Header())
@@ -116,6 +141,7 @@ func (t *trial) WriteHeader(status int) {
 func (t *trial) Write(b []byte) (int, error) {
 	t.WriteHeader(http.StatusOK)
 	if t.refused {
+		t.told = append(t.told, b[:min(len(b), mostTold-len(t.told))]...)
 		return len(b), nil
 	}
 	return t.ResponseWriter.Write(b)

@@ -147,7 +147,7 @@ func (l *Service) discard(b *state.Box, cause error) error {
 	l.log.Error("a box could not be created", zap.String("box", string(b.ID)), zap.Error(errors.Join(cause, left)))
 	if left != nil {
 		b.ShowError("it could not be created, nor fully removed; delete it")
-		return api.Errorf(api.ErrUnavailable, "the box could not be created, and its remains must be deleted: %w", cause)
+		return api.Errorf(api.ErrUnavailable, "the box could not be created, and "+api.Remains+": %w", cause)
 	}
 	if errors.Is(cause, context.Canceled) || errors.Is(cause, context.DeadlineExceeded) {
 		return cause
@@ -296,7 +296,7 @@ func (m *creation) promiseBox() (box api.Box, ok bool, err error) {
 	record := b.Record
 	record.Promised = true
 	if err := m.records.Update(record); err != nil {
-		return api.Box{}, false, change.NotStored(m.log, "the state of the box could not be stored; its creation continues, but the box is removed if the gateway restarts", err)
+		return api.Box{}, false, change.NotStored(m.log, "the state of the box could not be stored; "+api.Continues+", but the box is removed if the gateway restarts", err)
 	}
 	b.Record, m.promised = record, true
 	return m.withAgentWarnings(b.ViewWithWarnings()), true, nil
