@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/elsewhere"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
@@ -139,8 +140,8 @@ func (e *Endpoints) choose(r *http.Request, ids []string) (c chosen, err error) 
 			return c, err
 		}
 		host := ""
-		if elsewhere.Whole(e.Others, r) {
-			if host, err = e.Others.Owner(looking, id); err != nil {
+		if sought := seekable(api.CallerOf(r.Context()), id); sought != "" && elsewhere.Whole(e.Others, r) {
+			if host, err = e.Others.Owner(looking, sought); err != nil {
 				return c, err
 			}
 		}
@@ -158,6 +159,18 @@ func (e *Endpoints) choose(r *http.Request, ids []string) (c chosen, err error) 
 		err = api.Errorf(api.ErrNotFound, "nothing was deleted: no box has the ID or name %s", strings.Join(unknown, ", "))
 	}
 	return c, err
+}
+
+// seekable returns the ID or name by which the owner of a box is found; "": it is no box that the caller sees. A key for one box sees no other one, so
+// that its names are sought where its box is, and it learns nothing about the names in the fleet.
+func seekable(caller api.Caller, idOrName string) string {
+	switch {
+	case caller.Role != api.RoleBox:
+		return idOrName
+	case access.LooksLikeID(idOrName) && idOrName != string(caller.Box):
+		return ""
+	}
+	return string(caller.Box)
 }
 
 // missing returns the IDs and names that their hosts do not know, or do not show to the caller.

@@ -115,6 +115,12 @@ func TestAttackNamesByAKeyForOneBox(t *testing.T) {
 			}
 		}
 	}
+	for _, name := range []string{"far", "nowhere", "bbbbbb0000000002"} { // nor does a deletion of several boxes
+		got := f.Call(t, "DELETE", "/v2/box", `{"ids":["`+name+`"]}`, with("here"))
+		if sought, _ := o.calls(); got.StatusCode != http.StatusNotFound || slices.Contains(sought, name) {
+			t.Errorf("deletion of %s: %s, looked up: %q", name, got.Status, sought)
+		}
+	}
 	for _, key := range []string{"there", "here"} { // another box of the same host
 		got := f.Call(t, "GET", "/v2/box/bbbbbb0000000002", "", with(key))
 		if _, sent := o.calls(); got.StatusCode != http.StatusNotFound || len(sent) > 0 {
