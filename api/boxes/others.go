@@ -162,7 +162,7 @@ func (e *Endpoints) choose(r *http.Request, ids []string) (c chosen, err error) 
 }
 
 // seekable returns the ID or name by which the owner of a box is found; "": it is no box that the caller sees. A key for one box sees no other one, so
-// that its names are sought where its box is, and it learns nothing about the names in the fleet.
+// that its names are sought where its box is, and it learns no names of the fleet.
 func seekable(caller api.Caller, idOrName string) string {
 	switch {
 	case caller.Role != api.RoleBox:
