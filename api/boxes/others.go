@@ -215,8 +215,13 @@ func (e *Endpoints) deleteElsewhere(ctx context.Context, others map[string][]str
 	var failed []string
 	for _, a := range e.Others.Ask(ctx, call) {
 		var did deletedView
-		if err := a.Decode(&did); err != nil {
+		err := a.Decode(&did)
+		if err == nil && !mayHaveDeleted(a.Host, did.Deleted, len(others[a.Host])) {
+			err = problem.Unreachable(a.Host, "does not answer as this version expects")
+		}
+		if err != nil {
 			failed = append(failed, fmt.Sprintf("%s (%v)", strings.Join(others[a.Host], ", "), err))
+			continue
 		}
 		deleted = append(deleted, did.Deleted...)
 	}
@@ -224,4 +229,11 @@ func (e *Endpoints) deleteElsewhere(ctx context.Context, others map[string][]str
 		return deleted, api.Errorf(api.ErrUnavailable, "not all boxes were deleted. Deleted: %d boxes of other hosts. Not deleted: boxes of the host that was asked. Perhaps not deleted: %s", len(deleted), strings.Join(failed, "; "))
 	}
 	return deleted, nil
+}
+
+// mayHaveDeleted reports whether a host that was asked to delete boxes names boxes of its own, and no more. The audit trail takes their IDs.
+func mayHaveDeleted(host string, ids []policy.BoxID, asked int) bool {
+	return len(ids) <= asked && !slices.ContainsFunc(ids, func(id policy.BoxID) bool {
+		return !access.LooksLikeID(string(id)) || !strings.HasPrefix(string(id), host)
+	})
 }

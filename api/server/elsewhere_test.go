@@ -25,11 +25,12 @@ import (
 type fleetOf struct {
 	hosts  map[string]*fixture
 	place  []string
-	silent map[string]bool // hosts that do not answer calls to several hosts
-	cut    map[string]bool // hosts that cannot be dialled
-	lost   map[string]bool // hosts whose answers are lost
-	full   map[string]int  // status of hosts that take no box
-	fails  map[string]bool // hosts that fail to delete
+	silent map[string]bool   // hosts that do not answer calls to several hosts
+	cut    map[string]bool   // hosts that cannot be dialled
+	lost   map[string]bool   // hosts whose answers are lost
+	full   map[string]int    // status of hosts that take no box
+	fails  map[string]bool   // hosts that fail to delete
+	lies   map[string]string // answers of hosts that delete nothing
 }
 
 // Owner implements [elsewhere.Hosts].
@@ -99,6 +100,10 @@ func (f *fleetOf) Ask(ctx context.Context, c elsewhere.Call) (answers []elsewher
 			answers = append(answers, elsewhere.Answer{Host: id, Err: errors.New("no answer")})
 			continue
 		}
+		if text := f.lies[id]; text != "" && c.Method == http.MethodDelete {
+			answers = append(answers, elsewhere.Answer{Host: id, Status: http.StatusOK, Body: []byte(text)})
+			continue
+		}
 		r := httptest.NewRequestWithContext(ctx, c.Method, c.Path+"?"+c.Query, bytes.NewReader(c.Bodies[id]))
 		r.Host, r.Header = "localhost", key.Clone()
 		r.Header.Set(access.PeerHeader, "aaaaaa")
@@ -162,6 +167,11 @@ func TestDeletionOfBoxesOfSeveralHosts(t *testing.T) {
 	try(503, 2, "Deleted: 1 boxes of other hosts. Not deleted: boxes of the host that was asked. Perhaps not deleted: "+far, own, near, far)
 	f.fails["cccccc"] = false
 	b.with(near, "web")
+	for _, ids := range []string{`"` + own + `"`, `"` + far + `","` + far + `"`, `"` + strings.Repeat("c", 1<<10) + `"`, `"cccccc\n000000001"`} { // not its own, or more than it was asked for
+		f.lies = map[string]string{"cccccc": `{"deleted":[` + ids + `]}`}
+		try(503, 3, "as this version expects", own, far)
+	}
+	f.lies = nil
 	try(200, 0, `"deleted":["`+own+`","`+near+`","`+far+`"]`, own, "web", far)
 	a.with(own, "")
 	got := a.Call(t, "DELETE", "/v2/box", `{"ids":["`+own+`","`+b.with(near, "")+`"]}`, func(r *http.Request) { r.Header.Set(access.PeerHeader, "dddddd") })
