@@ -18,6 +18,7 @@ import (
 	"boxgate/api/apitest"
 	"boxgate/api/elsewhere"
 	"boxgate/api/problem"
+	"boxgate/api/snapshots"
 	"boxgate/policy"
 )
 
@@ -221,6 +222,26 @@ func TestSnapshotsOfSeveralHosts(t *testing.T) {
 	}
 	f.silent["bbbbbb"] = false
 	if got := a.Call(t, "DELETE", "/v2/box/snapshots", "{}"); got.Text != `{"deleted":3}`+"\n" && got.Text != `{"deleted":3}` || len(a.host.Taken)+len(b.host.Taken) != 0 {
+		t.Errorf("%s %s", got.Status, got.Text)
+	}
+}
+
+// awayAtLast are snapshots that cannot be deleted.
+type awayAtLast struct{ snapshots.Host }
+
+func (awayAtLast) DeleteSnapshots(context.Context, []string) error {
+	return api.Errorf(api.ErrUnavailable, "the store is away")
+}
+
+// TestDeletionOfSnapshotsThatFailsAtLast: if this host fails when the others have deleted their snapshots, the answer tells how many are gone.
+func TestDeletionOfSnapshotsThatFailsAtLast(t *testing.T) {
+	t.Parallel()
+	a, f := ofFleet(t, func(c *Config) { c.Snapshots = awayAtLast{c.Snapshots} })
+	b := f.hosts["bbbbbb"]
+	const ofA, ofB = "snap_aaaaaa0000000000000001", "snap_bbbbbb0000000000000001"
+	a.host.Taken, b.host.Taken = []api.Snapshot{{ID: ofA, Status: "ready"}}, []api.Snapshot{{ID: ofB, Status: "ready"}}
+	got := a.Call(t, "DELETE", "/v2/box/snapshots", `{"ids":["`+ofA+`","`+ofB+`"]}`)
+	if got.StatusCode != 503 || !strings.Contains(got.Text, "Deleted: 1 snapshots of other hosts") || !strings.Contains(got.Text, "the store is away") || len(b.host.Taken) != 0 {
 		t.Errorf("%s %s", got.Status, got.Text)
 	}
 }

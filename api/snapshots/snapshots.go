@@ -341,6 +341,9 @@ func (e *Endpoints) deleteEverywhere(r *http.Request, own []string, others map[s
 		}
 	}
 	reply, err := e.delete(r, own)
+	if err != nil && deleted > 0 {
+		return rest.Reply{}, api.Errorf(api.ErrUnavailable, "not all snapshots were deleted. Deleted: %d snapshots of other hosts. Perhaps not deleted: snapshots of the host that was asked: %v", deleted, err)
+	}
 	reply.Body = snapshotsDeletedView{len(own) + deleted}
 	return reply, err
 }
