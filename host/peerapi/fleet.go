@@ -140,31 +140,43 @@ const stateFor = time.Second
 type lastState struct {
 	turn  chan struct{} // held while the state is read
 	state roster.State
+	err   error     // why it was not read
 	at    time.Time // zero: not read yet, or changed since
 }
 
-// read returns the state, from etcd unless it was read within [stateFor].
-func (c *Client) read(ctx context.Context) (roster.State, error) {
+// read returns the state, with from unless it was read within [stateFor], or could not be: callers who wait for their turn do not wait for etcd
+// one after the other.
+func (l *lastState) read(ctx context.Context, from func(context.Context) (roster.State, error)) (roster.State, error) {
 	select {
-	case c.last.turn <- struct{}{}:
-		defer func() { <-c.last.turn }()
+	case l.turn <- struct{}{}:
+		defer func() { <-l.turn }()
 	case <-ctx.Done():
 		return roster.State{}, ctx.Err()
 	}
-	if time.Since(c.last.at) < stateFor {
-		return c.last.state, nil
+	if time.Since(l.at) < stateFor {
+		return l.state, l.err
 	}
-	state, err := c.fleet.State(ctx)
-	if err == nil {
-		c.last.state, c.last.at = state, time.Now()
+	state, err := from(ctx)
+	if ctx.Err() == nil {
+		l.state, l.err, l.at = state, err, time.Now()
 	}
 	return state, err
+}
+
+// changed makes the next call of read ask etcd.
+func (l *lastState) changed(ctx context.Context) {
+	select {
+	case l.turn <- struct{}{}:
+		l.at = time.Time{}
+		<-l.turn
+	case <-ctx.Done(): // it is shown for [stateFor] at most
+	}
 }
 
 // Fleet implements [boxgate/api/members.Host].
 func (c *Client) Fleet(ctx context.Context) (api.Fleet, error) {
 	own := c.fleet.Status()
-	state, err := c.read(ctx)
+	state, err := c.last.read(ctx, c.fleet.State)
 	if ctx.Err() != nil {
 		return api.Fleet{}, ctx.Err()
 	}
@@ -192,9 +204,7 @@ func (c *Client) Cordon(ctx context.Context, host string, cordoned bool) error {
 	case err != nil:
 		return &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "whether the host makes new boxes was not changed: etcd does not answer"}
 	}
-	c.last.turn <- struct{}{}
-	defer func() { <-c.last.turn }()
-	c.last.at = time.Time{}
+	c.last.changed(ctx)
 	return nil
 }
 
