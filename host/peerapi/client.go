@@ -66,7 +66,8 @@ type Client struct {
 	log       *zap.Logger
 	transport *http.Transport
 	find      func(ctx context.Context, name string) (directory.Owner, bool, error)
-	lookups   chan struct{} // one element for each call of find
+	boxes     func(ctx context.Context, host string) (map[string]directory.Entry, error)
+	lookups   chan struct{} // one element for each call of find or boxes
 
 	turns   turns
 	silent  silences
@@ -112,6 +113,9 @@ func NewClient(f *node.Node, log *zap.Logger) *Client {
 	}
 	c.find = func(ctx context.Context, name string) (directory.Owner, bool, error) {
 		return f.Directory().Find(ctx, name)
+	}
+	c.boxes = func(ctx context.Context, host string) (map[string]directory.Entry, error) {
+		return f.Directory().Boxes(ctx, host)
 	}
 	c.transport = &http.Transport{
 		DialTLSContext: c.dial, DisableCompression: true, IdleConnTimeout: idleTimeout, MaxIdleConns: 1024, MaxIdleConnsPerHost: 64, MaxResponseHeaderBytes: 64 << 10,
@@ -206,12 +210,20 @@ func (c *Client) Owner(ctx context.Context, idOrName string) (host string, err e
 func (c *Client) lookUp(ctx context.Context, name string) (directory.Owner, bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
+	if err := c.look(ctx); err != nil {
+		return directory.Owner{}, false, err
+	}
+	defer func() { <-c.lookups }()
+	return c.find(ctx, name)
+}
+
+// look waits for a place of a look into the directory, which the caller gives back.
+func (c *Client) look(ctx context.Context) error {
 	select {
 	case c.lookups <- struct{}{}:
-		defer func() { <-c.lookups }()
-		return c.find(ctx, name)
+		return nil
 	case <-ctx.Done():
-		return directory.Owner{}, false, ctx.Err()
+		return ctx.Err()
 	}
 }
 

@@ -17,25 +17,37 @@ import (
 	"boxgate/fleet/node"
 )
 
-// TestLooksIntoTheDirectoryAreFew: many calls for names at the same time are few requests to etcd at a time, and all are answered.
+// TestLooksIntoTheDirectoryAreFew: many calls for names, and for the boxes of silent hosts, at the same time are few requests to etcd at a time, and all are answered.
 func TestLooksIntoTheDirectoryAreFew(t *testing.T) {
 	t.Parallel()
 	c := NewClient(&node.Node{}, zap.NewNop())
 	var now, most atomic.Int64
-	c.find = func(context.Context, string) (directory.Owner, bool, error) {
+	look := func() (end func()) {
 		for n, seen := now.Add(1), most.Load(); n > seen && !most.CompareAndSwap(seen, n); seen = most.Load() {
 		}
-		defer now.Add(-1)
 		for range 100 {
 			runtime.Gosched()
 		}
+		return func() { now.Add(-1) }
+	}
+	c.find = func(context.Context, string) (directory.Owner, bool, error) {
+		defer look()()
 		return directory.Owner{Host: "bbbbbb"}, true, nil
+	}
+	c.boxes = func(context.Context, string) (map[string]directory.Entry, error) {
+		defer look()()
+		return map[string]directory.Entry{"bbbbbb0000000001": {Name: "web"}}, nil
 	}
 	var calls sync.WaitGroup
 	for range 10 * mostLookups {
 		calls.Go(func() {
 			if o, ok, err := c.lookUp(t.Context(), "web"); !ok || err != nil || o.Host != "bbbbbb" {
 				t.Errorf("%v, %v, %v", o, ok, err)
+			}
+		})
+		calls.Go(func() {
+			if list := c.inDirectory(t.Context(), "bbbbbb"); len(list) != 1 || list[0].Name != "web" {
+				t.Errorf("%v", list)
 			}
 		})
 	}

@@ -21,6 +21,7 @@ import (
 	"boxgate/api/elsewhere"
 	"boxgate/api/strict"
 	"boxgate/fleet"
+	"boxgate/fleet/directory"
 	"boxgate/policy"
 	"boxgate/quota"
 )
@@ -246,9 +247,18 @@ func (c *Client) Listed(ctx context.Context, host string) (list []api.Box) {
 	if c.fleet.Fenced() {
 		return nil
 	}
+	return c.inDirectory(ctx, host)
+}
+
+// inDirectory returns the boxes of a host in the directory, after earlier looks into it.
+func (c *Client) inDirectory(ctx context.Context, host string) (list []api.Box) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	found, err := c.fleet.Directory().Boxes(ctx, host)
+	found, err := map[string]directory.Entry(nil), c.look(ctx)
+	if err == nil {
+		defer func() { <-c.lookups }()
+		found, err = c.boxes(ctx, host)
+	}
 	if err != nil {
 		c.log.Debug("the boxes of a host are not known", zap.String("host", host), zap.Error(err))
 		return nil
