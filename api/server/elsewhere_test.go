@@ -71,6 +71,7 @@ func (f *fleetOf) Forward(w http.ResponseWriter, r *http.Request, host string, f
 		w.Header().Set("Of-The-Refusal", "yes")
 		w.WriteHeader(f.full[host])
 		fmt.Fprint(w, `{"error":"takes no box"}`)
+		_ = http.NewResponseController(w).Flush() // as a proxy does
 		return
 	}
 	there := r.Clone(r.Context())

@@ -147,6 +147,14 @@ func (t *trial) Write(b []byte) (int, error) {
 	return t.ResponseWriter.Write(b)
 }
 
+// FlushError implements the method of [http.ResponseController]. A refusal is not sent, and neither is a status 200 in its place.
+func (t *trial) FlushError() error {
+	if t.refused || !t.begun {
+		return nil
+	}
+	return http.NewResponseController(t.ResponseWriter).Flush()
+}
+
 // Unwrap lets [http.ResponseController] reach the connection.
 func (t *trial) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
