@@ -142,3 +142,34 @@ func TestEtcdOnAFullDisk(t *testing.T) {
 	a.Until("shared objects change again", func() bool { status, _ := a.newKey("later"); return status == http.StatusOK })
 	a.goesOn(box, "with-room")
 }
+
+// TestMemberOfEtcdOnAFullDisk: one of three members of etcd ends on a full disk. The two others go on: no host is fenced, and shared objects, names
+// and boxes change as before.
+func TestMemberOfEtcdOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	nightly.Root(t)
+	cluster, fill := etcdtest.StartClusterOnDisk(t, 160)
+	a := member(t, nil, cluster.Endpoints, nil)
+	b := member(t, a, cluster.Endpoints, nil)
+	box, _, _ := a.create()
+	defer fill()()
+	client, ended := cluster.Client(1, 2), false
+	for i := 0; !ended; i++ {
+		if _, err := client.Put(t.Context(), fmt.Sprint("filler/", i), strings.Repeat("x", 256<<10)); err != nil {
+			t.Logf("a write: %v", err) // while another leader is elected
+		}
+		select {
+		case <-cluster.Ended(0):
+			ended = true
+		default:
+		}
+	}
+	for i, h := range []*host{a, b} {
+		h.Until("shared objects change", func() bool { status, _ := h.newKey(fmt.Sprint("key-", i)); return status == http.StatusOK })
+		h.Until("names are claimed", func() bool { return h.makesNamed(fmt.Sprint("name-", i)) == http.StatusOK })
+		if own := h.command(0, "", "fleet", "status"); !strings.Contains(own, " is not fenced: ") {
+			t.Errorf("a host is fenced: %s", own)
+		}
+	}
+	a.goesOn(box, "with-two-members")
+}

@@ -25,10 +25,29 @@ type Cluster struct {
 	// Endpoints are the URLs of the members, in order.
 	Endpoints []string
 	members   []*exec.Cmd
+	ended     []chan struct{} // closed when a member has ended
 }
 
 // StartCluster starts a cluster of three. It ends with the test.
 func StartCluster(t testing.TB) *Cluster {
+	t.Helper()
+	return startCluster(t, func(string) {})
+}
+
+// StartClusterOnDisk is [StartCluster] with the first member on a disk of its own, see [StartOnDisk]. fill leaves no free byte on it, until the
+// function that it returns is called.
+func StartClusterOnDisk(t testing.TB, size int) (c *Cluster, fill func() (free func())) {
+	t.Helper()
+	disk := ""
+	c = startCluster(t, func(dir string) {
+		disk = dir
+		mountDisk(t, dir, size)
+	})
+	return c, func() func() { return fillDisk(t, disk) }
+}
+
+// startCluster starts a cluster. mount is called with the empty directory of the first member.
+func startCluster(t testing.TB, mount func(dir string)) *Cluster {
 	t.Helper()
 	Program(t)
 	dir, err := os.MkdirTemp("", "etcd")
@@ -44,14 +63,21 @@ func StartCluster(t testing.TB) *Cluster {
 		if err := ns.End(); err != nil {
 			t.Error(err)
 		}
-		for _, m := range c.members {
-			_ = m.Wait()
+		for i := range c.members {
+			<-c.Ended(i)
 		}
 		_ = os.RemoveAll(dir)
 	})
 	c.run("ip", "link", "set", "lo", "up")
 	for i := range 3 {
-		c.start(i)
+		data := filepath.Join(dir, fmt.Sprint(i))
+		if err := os.Mkdir(data, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			mount(data)
+		}
+		c.start(i, data)
 	}
 	client := c.Client()
 	c.Until("every member serves", func(ctx context.Context) bool {
@@ -71,12 +97,8 @@ func address(i int) string { return fmt.Sprintf("192.0.2.%d", i+1) }
 
 func peer(i int) string { return "http://" + address(i) + ":2380" }
 
-func (c *Cluster) start(i int) {
+func (c *Cluster) start(i int, dir string) {
 	c.t.Helper()
-	dir := filepath.Join(c.dir, fmt.Sprint(i))
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		c.t.Fatal(err)
-	}
 	c.run("ip", "address", "add", address(i)+"/32", "dev", "lo")
 	log, err := os.Create(filepath.Join(c.dir, fmt.Sprintf("log%d", i)))
 	if err != nil {
@@ -94,7 +116,9 @@ func (c *Cluster) start(i int) {
 	if err := c.ns.Start(cmd); err != nil {
 		c.t.Fatal(err)
 	}
-	c.members = append(c.members, cmd)
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }()
+	c.members, c.ended = append(c.members, cmd), append(c.ended, ended)
 	c.Endpoints = append(c.Endpoints, "unix://"+filepath.Join(dir, "client:1"))
 }
 
@@ -134,6 +158,9 @@ func (c *Cluster) Leader() (leader int) {
 
 // Kill ends a member with SIGKILL.
 func (c *Cluster) Kill(i int) { _ = c.members[i].Process.Kill() }
+
+// Ended is closed when a member has ended.
+func (c *Cluster) Ended(i int) <-chan struct{} { return c.ended[i] }
 
 // CutOff drops every packet between a member and the others.
 func (c *Cluster) CutOff(i int) {

@@ -79,37 +79,47 @@ func StartOnDisk(t testing.TB, size int) *Server {
 	t.Helper()
 	s := newServer(t)
 	data := filepath.Join(s.dir, "data")
-	err := os.Mkdir(data, 0o700)
-	if err == nil {
-		err = unix.Mount("tmpfs", data, "tmpfs", 0, fmt.Sprintf("size=%dm,mode=0700", size))
+	if err := os.Mkdir(data, 0o700); err != nil {
+		t.Fatal(err)
 	}
-	if err != nil {
+	mountDisk(t, data, size)
+	t.Cleanup(s.Kill)
+	s.Restart()
+	return s
+}
+
+// mountDisk mounts a tmpfs of some MiB until the end of the test.
+func mountDisk(t testing.TB, at string, size int) {
+	t.Helper()
+	if err := unix.Mount("tmpfs", at, "tmpfs", 0, fmt.Sprintf("size=%dm,mode=0700", size)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { // before the directory is removed
-		s.Kill()
-		if err := unix.Unmount(data, unix.MNT_DETACH); err != nil {
+		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	})
-	s.Restart()
-	return s
 }
 
 // FillDisk leaves no free byte on the disk of [StartOnDisk], until free is called.
 func (s *Server) FillDisk() (free func()) {
 	s.t.Helper()
-	path := filepath.Join(s.dir, "data", "filler")
+	return fillDisk(s.t, filepath.Join(s.dir, "data"))
+}
+
+func fillDisk(t testing.TB, dir string) (free func()) {
+	t.Helper()
+	path := filepath.Join(dir, "filler")
 	f, err := os.Create(path)
 	if err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
 	defer f.Close()
 	for err == nil {
 		_, err = f.Write(make([]byte, 4<<10))
 	}
 	if !errors.Is(err, unix.ENOSPC) {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return func() { _ = os.Remove(path) }
 }
