@@ -15,8 +15,8 @@ import (
 
 const (
 	// maxLooking bounds the concurrent look-ups of challenges in a shared storage: strangers can ask for any host.
-	maxLooking = 4
-	// lookTime bounds one.
+	maxLooking = 16
+	// lookTime bounds one, with the wait for its turn.
 	lookTime = 2 * time.Second
 	// challengePath begins the path of each HTTP-01 challenge (RFC 8555, section 8.3).
 	challengePath = "/.well-known/acme-challenge/"
@@ -28,14 +28,14 @@ func (m *Manager) sharedChallenge(host, at string) (body string, ok bool) {
 	if n, err := name.Parse(host); !m.cfg.Shared || !ok || token == "" || err != nil || n.String() != host {
 		return "", false
 	}
-	select {
-	case m.looking <- struct{}{}:
-		defer func() { <-m.looking }()
-	default:
-		return "", false
-	}
 	ctx, cancel := context.WithTimeout(m.ctx, lookTime)
 	defer cancel()
+	select {
+	case m.looking <- struct{}{}: // an issuer asks from several places at once
+		defer func() { <-m.looking }()
+	case <-ctx.Done():
+		return "", false
+	}
 	for _, issuer := range m.hostConfig.Issuers {
 		text, err := m.cfg.Storage.Load(ctx, challengeKey(issuer, host))
 		if err != nil {
