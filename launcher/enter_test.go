@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/internal/nightly"
 	"boxgate/launcher/launchertest"
 	"boxgate/launcher/oci"
 	"boxgate/launcher/terminal"
@@ -101,6 +102,7 @@ func TestEnteredCommandsAreConfinedLikeTheRuntimes(t *testing.T) {
 // or blocks some, such as one under nohup, or in the background of a script. It could otherwise not be interrupted, and no shell can set ignored
 // signals back.
 func TestEnteredCommandsTakeAllSignals(t *testing.T) {
+	nightly.Root(t)
 	const blocking = "BOXGATE_TEST_BLOCKED_SIGNALS"
 	if os.Getenv(blocking) == "" { // each thread of this process has the mask that it was started with
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
