@@ -49,8 +49,8 @@ func (o *opening) openShared(context.Context) error {
 	return nil
 }
 
-// applyShared applies the shared objects of the fleet to the tables of this host, now and at each change. The boxes are known: those that
-// follow a policy of the fleet change with it.
+// applyShared applies the shared objects of the fleet to the tables of this host, now and at each change. Call it when the boxes are
+// known, since boxes that follow a policy of the fleet change with it.
 func (h *Host) applyShared() {
 	if f := h.parts.fleet; f != nil {
 		f.Shared().Attach(map[shared.Kind]shared.Apply{shared.APIKeys: h.keys.ApplyFleet, shared.Policies: h.policies.ApplyFleet, shared.Headers: h.policies.ApplyFleetHeaders})

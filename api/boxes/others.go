@@ -161,8 +161,8 @@ func (e *Endpoints) choose(r *http.Request, ids []string) (c chosen, err error) 
 	return c, err
 }
 
-// seekable returns the ID or name by which the owner of a box is found; "": it is no box that the caller sees. A key for one box sees no other one, so
-// that its names are sought where its box is, and it learns no names of the fleet.
+// seekable returns the ID or name by which the owner of a box is found; "" if the caller cannot see such a box. For a
+// key for one box that is the ID of its box, whatever the name, so that the key learns no names of the fleet.
 func seekable(caller api.Caller, idOrName string) string {
 	switch {
 	case caller.Role != api.RoleBox:

@@ -14,7 +14,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// browser is somebody on a host who has the dashboard open. Cookies are kept here: those of the dashboard are not sent by Go's jar over plain
+// browser is a client of the dashboard of a host. It keeps its own cookies: secure ones are not sent by Go's jar over plain
 // HTTP, as browsers do on loopback.
 type browser struct {
 	h       *host

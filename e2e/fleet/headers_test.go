@@ -73,7 +73,7 @@ func (h *host) key(box string) (value string, status string) {
 }
 
 // TestHeadersOfAFleet: rules that are set on one host are in force for the boxes of all others when the answer comes. Rules of a host precede
-// those of the fleet. Neither the answers nor etcd nor the store have a value in clear. A host that was taken out refuses.
+// rules of the fleet. Neither the answers nor etcd nor the store have a value in clear. A host that was taken out refuses.
 func TestHeadersOfAFleet(t *testing.T) {
 	t.Parallel()
 	etcd := etcdtest.Start(t)

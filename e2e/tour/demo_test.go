@@ -145,7 +145,7 @@ func TestInterruptedDemoIsCleanedUp(t *testing.T) {
 	t.Errorf("left behind: %v %v", left, err)
 }
 
-// fleetDemo starts the tour of a fleet in a network namespace of its own, with a shorter lease. traces returns what is left of it.
+// fleetDemo starts the tour of a fleet in a network namespace of its own, with a shorter lease. traces returns its leftovers.
 func fleetDemo(t *testing.T, out *lab.SyncBuffer) (cmd *exec.Cmd, traces func() []string) {
 	t.Helper()
 	harness.TakeSlot(t)

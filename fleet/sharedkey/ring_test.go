@@ -126,7 +126,7 @@ func (w *world) prepare(m *member) Prepared {
 	return p
 }
 
-// has reports whether a host gets a key from etcd, without what it has in memory.
+// has reports whether a host gets a key from etcd alone, and not from its memory.
 func (w *world) has(m *member, p Prepared) bool {
 	w.t.Helper()
 	fresh, err := New(m.Config)

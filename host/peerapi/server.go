@@ -46,7 +46,7 @@ type server struct {
 	mu      sync.Mutex
 	calls   map[string]int      // by host
 	running int                 // calls of all hosts
-	conns   map[net.Conn]string // hosts by connection, of those that have sent a call
+	conns   map[net.Conn]string // the host of each connection with a call so far
 	open    map[string]int      // connections by host
 }
 

@@ -545,7 +545,7 @@ func TestForgedAuthorOfTheFleet(t *testing.T) {
 	}
 }
 
-// TestFailuresOfTheFleet: what is known of a change that failed is in its error.
+// TestFailuresOfTheFleet: the error of a failed change says whether it was made, or that this is unknown.
 func TestFailuresOfTheFleet(t *testing.T) {
 	t.Parallel()
 	f, hosts := newFleet(t, 1)

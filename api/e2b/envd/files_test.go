@@ -592,7 +592,7 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// TestFilesOfRoot: procedures and transfers as root open the files as root, with paths relative to its home, and what is written becomes root's.
+// TestFilesOfRoot: procedures and transfers as root open the files as root, with paths relative to its home, and root owns the files that they write.
 func TestFilesOfRoot(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
